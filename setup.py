@@ -77,7 +77,7 @@ setup(
         "launcher.jobs": ["jobset.yaml"],
         "launcher.machine": ["accelerators.json"],
         "launcher.model_dir": ["contents.json"],
-        "launcher.preflight": ["published_rates.txt", "tpu_slices.txt"],
+        "launcher.preflight": ["tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },
     entry_points={"console_scripts": ["launcher=launcher.main:command", "launcher-jobs=launcher.launch:command"]},

@@ -1,7 +1,7 @@
 """Bits per byte that gzip and xz need for held-out text when they may see the training text first. Prints JSON.
 
     python benchmarks/compressors.py
-    python benchmarks/compressors.py --name=files --train_file=a.txt --eval_file=b.txt
+    python benchmarks/compressors.py --train_file=a.txt --eval_file=b.txt
 
 What a language model on the same text has to beat. The size of the held-out text is that of both texts together less
 that of the training text alone. The window of xz, 64 MiB at -9, holds all of a text of this size. That of gzip is
@@ -16,8 +16,9 @@ import json
 import lzma
 from collections.abc import Callable
 
+from gin_configs.data.python_docs import PythonDocs
 from launcher.data.text.corpus import TextCorpus
-from launcher.data.text.files import FileCorpus
+from launcher.data.text.patterns import LinesCorpus
 
 _XZ_WINDOW_BYTES = 64 << 20
 
@@ -46,16 +47,15 @@ def bits_per_byte(size: Callable[[bytes], int], train: bytes, held_out: bytes) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="python_docs")
     parser.add_argument("--train_file")
     parser.add_argument("--eval_file")
     options = parser.parse_args()
-    own = FileCorpus(train_file=options.train_file, eval_file=options.eval_file) if options.train_file else None
-    data = TextCorpus(own, name=None if own else options.name, vocab_size=4000, length=256)
+    own = LinesCorpus(options.train_file, eval_files=options.eval_file) if options.train_file else PythonDocs()
+    data = TextCorpus(own, vocab_size=4000, length=256)
     data.check()
     train, held_out = ("".join(texts).encode() for texts in (data.source.train(), data.source.held_out()))
     result = {
-        "data": options.name,
+        "data": data.name,
         "train_bytes": len(train),
         "held_out_bytes": len(held_out),
         "bits_per_byte": {

@@ -1,6 +1,6 @@
-"""Figures that pages quote from benchmarks/results.json, and docs/assumptions.md. Run scripts/reference.py.
+"""Figures that pages quote from benchmarks/results.json, and what the code says that it assumes of others.
 
-A page quotes a figure between two comments; what stands between them is written by `quoted`:
+A page quotes a figure between two comments; what stands between them is written by `quoted`, for scripts/reference.py:
 
     a restart takes <!-- result: starts/runs/0/job/launcher/training again/seconds/median .1f -->4.9<!-- --> s
 
@@ -27,14 +27,6 @@ _QUOTE = re.compile(r"<!-- result: ([^>]+/[^>]+) (\S+) -->.*?<!-- -->")
 _MARKER = "# Leans on "
 _ASSUMPTION = re.compile(r"([\w ,-]+): (.*?)\.? Noticed by (.*?)\. Then: (.*)", re.DOTALL)
 _TEST = re.compile(r"tests/[\w/]+\.py")
-_HEAD = """\
-<!-- Written by scripts/reference.py from comments in the code; do not edit. -->
-
-# What Launcher assumes of others
-
-Each of these places leans on something that its author does not promise: a private name, the text of a compiled
-program, an order, a message. A new version may change it. The test named fails then, and after *Then* comes what to do.
-"""
 
 
 class Assumption(NamedTuple):
@@ -102,19 +94,3 @@ def _comments(source: str) -> Iterator[str]:
                 text.append(line.removeprefix("# "))
                 line = next(lines, "")
             yield " ".join(text)
-
-
-def assumptions() -> str:
-    """The text of docs/assumptions.md."""
-    by_whom: dict[str, list[Assumption]] = {}
-    for one in found_assumptions():
-        by_whom.setdefault(one.on, []).append(one)
-    parts = [_HEAD]
-    for whom in sorted(by_whom):
-        parts.append(f"## {whom}\n")
-        lines = []
-        for one in by_whom[whom]:
-            tests = ", ".join(f"[{Path(test).name}](../{test})" for test in one.tests)
-            lines.append(f"- [{one.place}](../{one.place}): {one.what}. Noticed by {tests}. Then: {one.then}\n")
-        parts.append("".join(lines))
-    return "\n".join(parts)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference.md, docs/recipes.md and docs/assumptions.md, and the figures that other pages quote.
+"""Writes docs/reference.md and docs/recipes.md, and the figures that other pages quote.
 
     python scripts/reference.py
 
@@ -7,7 +7,7 @@ Every flag, binding, exit code and file of a run is described where it is define
 of the class or function, in `launcher.errors.EXIT_CODES`, in launcher/model_dir/contents.json, and in the first lines
 of a recipe. What has no description there is an error here. tests/test_reference.py compares all pages with this.
 
-Figures and assumptions: see scripts/quotes.py.
+Figures: see scripts/quotes.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import quotes
 
 from launcher import errors, launch, modes
 from launcher.config import bound_types
-from launcher.config.gin_files import RECIPES, read_file, recipes
+from launcher.config.gin_files import RECIPES, recipes
 from launcher.config.gin_private import internals
 from launcher.jobs import backends
 from launcher.jobs.drill import plan as drills
@@ -47,20 +47,7 @@ _KERAS = (
     ("keras.optimizers.schedules", "CosineDecay", "every schedule, for these optimizers"),
     ("keras.losses", "Huber", "every loss, for a task of your own that takes one"),
 )
-_COMMAND = re.compile(
-    r"python -m launcher\.data\.prepare \S+(?: --\w+=\w+)?|python \w+/\w+\.py(?: --[\w=.]+)*"
-    r"|pip install -e '[^']+'|--\w+=\"[^\"]+\"|--\w+=\w+"
-)
-_LABELS = (
-    "Prepare the data once, into a bucket",
-    "Prepare the data once",
-    "Hardware",
-    "Duration",
-    "Expected",
-    "Needs the extra",
-)
-_OVERRIDDEN = "Often overridden"
-_NO_RESULT = r"Expected: not measured (?:by this project|yet)\."
+_ELSEWHERE = ("models", "optimizers", "run")  # rooms whose docstrings say more than a binding needs
 _VARIABLES = {
     "LAUNCHER_TRACEBACK": "`1` adds the whole traceback to the message about an error in your own Python.",
     "LAUNCHER_PORT_BASE": "First port of the workers: 20000 under Slurm, 2222 in Kubernetes pods, unless set.",
@@ -101,8 +88,8 @@ def reference() -> str:
         "Beside those of TensorFlow, NCCL, Slurm and Kubernetes:\n",
         items(_variables()),
         "## Other programs\n",
-        "Each describes its options with `--help`; the shell scripts show with `--dry_run` what they would run.\n",
-        items(_programs()),
+        "Each says with `--help` what it is for; the shell scripts show with `--dry_run` what they would run.\n",
+        f"{listed(_programs())}.\n",
         *_bindings(),
     ]
     return "\n".join(parts)
@@ -177,15 +164,9 @@ def _variables() -> Iterator[tuple[str, str]]:
         yield code(name), says
 
 
-def _programs() -> Iterator[tuple[str, str]]:
-    """Scripts, each by the comment of its second line."""
-    yield code("python -m launcher.data.prepare NAME"), "Downloads or converts a data set, into `--data_dir`."
-    for path in sorted((ROOT / "scripts").glob("*")):
-        if path.suffix in (".sh", ".sbatch"):
-            comment = re.search(r"^# (.+)$", path.read_text("utf-8"), re.MULTILINE)
-            if not comment:
-                raise Undescribed(f"{path.name} has no comment that says what it is for")
-            yield code(f"scripts/{path.name}"), sentence(comment[1])
+def _programs() -> Iterator[str]:
+    yield code("python -m launcher.data.prepare NAME")
+    yield from (code(f"scripts/{path.name}") for path in sorted((ROOT / "scripts").glob("*.s[hb]*")))
 
 
 # ------------------------------------------------------------------------------------------------------------- bindings
@@ -257,13 +238,13 @@ def _title(room: str) -> str:
 
 
 def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {}) -> Iterator[str]:
-    """A heading, the docstring's text, and what is bound; of models the first paragraph alone."""
+    """A heading, the docstring's text, and what is bound; of some rooms the first paragraph alone."""
     text, _ = documented(target)
     own = {about: names for about, names in arguments(name, target).items() if names[0] not in shared.get(about, ())}
     if not text:
         raise Undescribed(f"{_source(target)}.{name} has no docstring")
     yield f"#### {name}\n"
-    yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) == 'models' else text}\n"
+    yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) in _ELSEWHERE else text}\n"
     if own:
         yield items(own.items(), swapped=True)
 
@@ -361,13 +342,8 @@ def _value(target: Any, name: str, parameter: bound_types.Parameter) -> Any:
 
 def recipes_page() -> str:
     """The text of docs/recipes.md."""
-    from launcher.run import loading  # imports TensorFlow
-
-    loading.import_builtins()
-    names = sorted((name for name, _ in recipes()), key=lambda name: (name.startswith("experiment_"), name))
     purposes = dict(recipes())
-    experiments = [name for name in names if name.startswith("experiment_")]
-    names = [name for name in names if name not in experiments]
+    experiments = [name for name in sorted(purposes) if name.startswith("experiment_")]
     parts = [
         _MADE,
         "# Recipes\n",
@@ -375,47 +351,18 @@ def recipes_page() -> str:
         "    python -m launcher.main\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin\n"
         "    python -m launcher.main --gin_file=resnet_cpu.gin --gin_param='train.epochs = 2' --model_dir=runs/short\n",
-        "The [reference](reference.md#bindings) has every binding. A recipe of your own begins with `include` of\n"
-        "one of these ([gin](gin.md)); for your own images and texts see [data](own_data.md). What a recipe is\n"
-        "expected to reach stands there where it is known.\n",
-    ]
-    for name in names:
-        parts += _recipe(name, purposes[name])
-    parts += [
-        "## Experiments\n",
+        "Each begins with how its data is prepared, its hardware, what it reaches where that is known, and what is\n"
+        "often overridden. One of your own begins with `include` of one of these ([gin](gin.md)); for your own\n"
+        "images and texts see [data](own_data.md).\n",
+        items((_recipe(name), purposes[name]) for name in sorted(purposes) if name not in experiments),
         "Made for [laboratory notes on mixed precision](../benchmarks/notes/mixed_precision.md):\n",
-        items((code(name), purposes[name]) for name in experiments),
+        items((_recipe(name), purposes[name]) for name in experiments),
     ]
     return "\n".join(parts)
 
 
-def _recipe(name: str, purpose: str) -> Iterator[str]:
-    path = os.path.relpath(RECIPES / name)
-    lines = Path(path).read_text("utf-8").split("\n\n")[0].splitlines()
-    _, *rest = (line.removeprefix("#").strip() for line in lines)
-    facts, _, overridden = " ".join(rest).strip().partition(f"{_OVERRIDDEN}: ")
-    if not overridden:
-        raise Undescribed(f"{name}: its header does not say what is often overridden ('{_OVERRIDDEN}: a, b.')")
-    bound = {statement.name: statement.value for statement in read_file(path, opened=[]) if hasattr(statement, "value")}
-    shown = []
-    for one in re.split(r", | and ", overridden.rstrip(".")):
-        shown.append(code(f"{one} = {bound[one] if one in bound else _unbound(name, one)!r}"))
-    labels = "|".join(_LABELS)
-    said = re.split(rf"(?:^|(?<=\s))(?=(?:{labels})\b)", _COMMAND.sub(lambda found: code(found[0]), facts))
-    said = [re.sub(rf"(?:{_NO_RESULT})$", "", item.strip()).strip() for item in said]
-    yield f"## {name}\n"
-    yield f"{purpose}\n"
-    yield "".join(f"- {item}\n" for item in [*said, f"{_OVERRIDDEN}: {listed(shown)}"] if item)
-
-
-def _unbound(recipe: str, binding: str) -> Any:
-    """The default of what a recipe does not bind."""
-    selector, _, name = binding.rpartition(".")
-    known = internals().registry.matching_selectors(selector) if selector else []
-    parameter = bound_types.parameters(internals().registry[known[0]].wrapped)[0].get(name) if known else None
-    if parameter is None:
-        raise Undescribed(f"{recipe}: its header names {binding!r}, which nothing takes")
-    return parameter.default
+def _recipe(name: str) -> str:
+    return f"[{name}](../{os.path.relpath(RECIPES / name, ROOT)})"
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown
@@ -456,7 +403,7 @@ def _grouped(refused: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
         yield instead, [name for name, says in refused.items() if says == instead]
 
 
-PAGES = {"docs/reference.md": reference, "docs/recipes.md": recipes_page, "docs/assumptions.md": quotes.assumptions}
+PAGES = {"docs/reference.md": reference, "docs/recipes.md": recipes_page}
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -212,9 +212,9 @@ def test_k2_k3_workers_of_ours_skip_together_whoever_overflows(start_launcher, f
 
 
 CLIPPING = {
-    "clipnorm": ({"clip_layer_norm": 1.0}, np.array([0.5, 4.0]) / np.hypot(0.5, 4.0)),
-    "global_clipnorm": ({"clip_global_norm": 1.0}, np.array([0.5, 4.0]) / np.hypot(0.5, 4.0)),
-    "clipvalue": ({"clip_value": 1.0}, np.array([0.5, 1.0])),
+    "clipnorm": ({"clipping": {"layer_norm": 1.0}}, np.array([0.5, 4.0]) / np.hypot(0.5, 4.0)),
+    "global_clipnorm": ({"clipping": {"global_norm": 1.0}}, np.array([0.5, 4.0]) / np.hypot(0.5, 4.0)),
+    "clipvalue": ({"clipping": {"value": 1.0}}, np.array([0.5, 1.0])),
 }
 
 

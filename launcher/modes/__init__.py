@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -61,8 +60,7 @@ class Request:
         enum_values=["auto", "one_device", "mirrored", "multi_worker", "tpu"],
     )
     replicas: int | None = flag(
-        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores. "
-        "For --mode=export_step, those of the program; one by default."
+        "Local replicas; without an accelerator, that many logical CPU devices. With --tpu=NODE, the slice's cores."
     )
     tpu: str | None = flag("Cloud TPU node name, grpc://host:port, or 'local' on the TPU VM itself.")
     seed: int | None = flag("Base of all random numbers. Default: the recipe's.")
@@ -119,16 +117,10 @@ class PredictRequest(Request):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportStepRequest(Request):
-    """The flags of `--mode=export_step`."""
-
-    export_dir: str | None = flag("where it goes. Default: MODEL_DIR/export or MODEL_DIR/export_step.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportRequest(ExportStepRequest):
+class ExportRequest(Request):
     """The flags of `--mode=export`."""
 
+    export_dir: str | None = flag("where it goes. Default: MODEL_DIR/export.")
     export_format: str = flag(
         "what is written: a SavedModel, Keras's model.keras, or model.tflite by TensorFlow's own converter.",
         "saved_model",
@@ -239,17 +231,6 @@ MODES: dict[str, Mode] = {
             "export", "writes the model as a SavedModel, .keras or .tflite file", module="serve", request=ExportRequest
         ),
         Mode(
-            "export_step",
-            "writes the training step of --replicas replicas as a program that JAX can run",
-            request=ExportStepRequest,
-            refuses=dict.fromkeys(
-                ("strategy", "tpu"),
-                "makes a program for any devices; leave it out, and say how many replicas it has with --replicas",
-            ),
-            needs_jax=True,
-            shows_plan=True,
-        ),
-        Mode(
             "preflight",
             "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
             request=PreflightRequest,
@@ -354,16 +335,11 @@ def make_request(values: flags.FlagValues) -> Request:
 
 def run(request: Request) -> int:
     """Runs the mode, or shows what it would do, and returns the exit code."""
-    return int(module_of(request).run(request))
-
-
-def module_of(request: Request) -> ModuleType:
-    """The module that does what is asked for, imported; its `run` does it."""
     mode = MODES[request.mode]
     module = mode.module or mode.name
     if request.dry_run and not mode.shows_plan:
         module = "dry_run"
-    return importlib.import_module(f"{__name__}.{module}")
+    return int(importlib.import_module(f"{__name__}.{module}").run(request))
 
 
 def _readers() -> dict[str, list[Mode]]:

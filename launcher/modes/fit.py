@@ -227,7 +227,7 @@ def _builder(model: keras.Model) -> Callable[[], keras.Model]:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
-    for name in renamed.grouped(settings, programs.GROUPS):
+    for name in renamed.arguments(settings):
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 

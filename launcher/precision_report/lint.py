@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from launcher.precision_report.probe import Probe
-from launcher.preflight.compiled.costs import MatrixOp
-from launcher.preflight.compiled.hlo import OpSource
 from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
 from launcher.watch import gradient_taps
 from launcher.watch.gradient_taps import Output
 
-GPU_MULTIPLE, TPU_MULTIPLE = 8, 128
 _SUMS = ("Sum", "Mean")
 _DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "RandomUniform", "RandomStandardNormal")
 # What is wrong with an operation in 16 bits: the rule, what was seen, and what to do.
@@ -50,8 +46,6 @@ _OPERATIONS = {
     **dict.fromkeys(_DRAWS, _DRAWN),
 }
 _NARROW = (tf.float16, tf.bfloat16)
-# Below this share of the arithmetic, padding is not worth a line.
-_WORTH = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +75,6 @@ def lint(built: Session, probe: Probe, graph: tf.compat.v1.GraphDef, seen: Itera
         *outside_scope(built.strategy, built.model),
         *needless_scale(built.plan.loss_scale, policy),
         *overrides(built.model, policy),
-        *padding(built.model, probe.outputs, tpu="bfloat16" in policy or built.plan.strategy.accelerator == "tpu"),
-        *odd_batch(built.plan.microbatch_size, policy),
         *unseen(built.model, seen),
     ]
     return sorted(found, key=lambda one: one.level != "warn")
@@ -190,67 +182,6 @@ def overrides(model: keras.Model, policy: str) -> Iterator[LintFinding]:
                 text=f"computes in {layer.compute_dtype}, the policy in {expected}",
                 fix="right for outputs, softmax and sums over many; elsewhere, leave dtype to the policy",
             )
-
-
-def padding(model: keras.Model, outputs: Mapping[str, Sequence[Output]], *, tpu: bool) -> Iterator[LintFinding]:
-    """Products whose features do not fill the units of a GPU or, with `tpu`, of a TPU, too; the most costly first."""
-    products = list(_products(model, outputs))
-    total = sum(one.flops for one in products)
-    for multiple, where in ((GPU_MULTIPLE, "a GPU"), *([(TPU_MULTIPLE, "a TPU")] if tpu else [])):
-        wasted = [(one.padded_flops(multiple) - one.flops, one) for one in products]
-        for waste, one in sorted(wasted, key=lambda row: -row[0]):
-            if not total or waste < _WORTH * total:
-                continue
-            yield LintFinding(
-                rule=f"not a multiple of {multiple}",
-                path=one.source.op_name,
-                text=f"{one.contracted} x {one.columns} features on {where}: up to {waste / one.flops:.0%} more work "
-                f"in this layer, {waste / total:.1%} of the model's",
-                fix=f"make widths, channels and vocabularies multiples of {multiple}",
-            )
-
-
-def odd_batch(examples: int, policy: str) -> Iterator[LintFinding]:
-    """A microbatch that does not fill the units."""
-    if policy != "float32" and examples % GPU_MULTIPLE:
-        yield LintFinding(
-            rule=f"not a multiple of {GPU_MULTIPLE}",
-            text=f"{examples} examples in a microbatch of one replica",
-            fix="choose train.global_batch_size, train.microbatches and replicas so that it is one",
-        )
-
-
-def _products(model: keras.Model, outputs: Mapping[str, Sequence[Output]]) -> Iterator[MatrixOp]:
-    """The matrix products and convolutions of the leaf layers, with the sizes they have in one microbatch."""
-    for path, layer in gradient_taps.named_leaves(model).items():
-        kernel = getattr(layer, "kernel", None)
-        if kernel is None or not outputs.get(path) or isinstance(layer, keras.layers.RNN):
-            continue
-        sizes = _features(layer, tuple(kernel.shape))
-        if sizes is None or any(size is None for one in outputs[path] for size in one.shape):
-            continue
-        contracted, columns = sizes
-        elements = sum(math.prod(size or 0 for size in one.shape) for one in outputs[path])
-        yield MatrixOp(
-            source=OpSource(op_name=path),
-            flops=2.0 * contracted * elements,
-            contracted=contracted,
-            columns=columns,
-            rows=max(elements // columns, 1),
-            dtypes=(layer.compute_dtype, layer.compute_dtype),
-        )
-
-
-def _features(layer: keras.layers.Layer, shape: Sequence[int]) -> tuple[int, int] | None:
-    """Products added up for one output, and outputs' features; None for layers of another make."""
-    if isinstance(layer, keras.layers.EinsumDense):
-        inputs, labels = layer.equation.split("->")[0].split(",")
-        sizes = dict(zip(labels, shape, strict=True))
-        contracted = math.prod(size for label, size in sizes.items() if label in inputs)
-        return contracted, math.prod(size for label, size in sizes.items() if label not in inputs)
-    if isinstance(layer, (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)):
-        return math.prod(shape[:-1]), shape[-1]
-    return None
 
 
 def _is_scalar(node: Any) -> bool:

@@ -102,11 +102,6 @@ class Probe:
         ]
 
     @property
-    def outputs(self) -> dict[str, list[Output]]:
-        """What each tapped layer gave in the real pass, after the first batch."""
-        return dict(zip(self._real_taps.paths, self._real_taps.outputs, strict=True))
-
-    @property
     def model_outputs(self) -> list[Output]:
         """What the model itself gave in the real pass, after the first batch."""
         return self._real_taps.model_outputs

@@ -53,8 +53,6 @@ def show(reported: CaseReport, console: Console) -> None:
         _show_section("Time of a step", console, lines=_roofline_lines(finding, finding.roofline, costs))
         if finding.roofline.estimated:
             _show_section("", console, rows=_unfilled_rows(finding.case.where, costs))
-    if finding.forecast is not None:
-        _show_section("", console, rows=finding.forecast.rows())
     if costs is not None and costs.collectives:
         _show_section("", console, rows=_collective_rows(costs))
     if costs is not None and costs.kernels_by_kind:
@@ -205,9 +203,6 @@ def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> di
         f"{name}, at least": f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
         for name, seconds in times.items()
     }
-    lines["forecast"] = (
-        str(finding.forecast) if finding.forecast else "none: no published rate of a comparable step is known"
-    )
     about, most = ("about", "about") if bounds.estimated else ("at least", "at most")
     lines["MFU"] = f"{most} {bounds.mfu:.1%}"
     if finding.model.flops is None:
@@ -332,7 +327,6 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "hbm": finding.hbm and _hbm_json(finding.hbm),
         "costs": finding.costs and _costs_json(finding, finding.costs),
         "roofline": finding.roofline and _roofline_json(finding.roofline),
-        "forecast": finding.forecast and finding.forecast.as_json(),
         "advice": list(finding.advice),
         "suggestions": [_tried_json(one) for one in reported.tried],
         "largest_batch": reported.largest and _largest_json(reported.largest),

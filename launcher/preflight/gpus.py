@@ -70,9 +70,9 @@ class GpuMachines(Target):
 
     accelerator: ClassVar[str] = "gpu"
     figures_of: ClassVar[str] = (
-        "the whole step as one program of XLA. That of --mode=export_step is this very one, but for what is tuned on "
-        "the GPU itself; in training, train.jit_compile has TensorFlow's own XLA compile the forward and the backward "
-        "pass, and the rest runs as kernels, so its figures are near these"
+        "the whole step as one program of XLA. That of --engine=pjrt is this very one, but for what is tuned on the "
+        "GPU itself; without it, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
+        "and the rest runs as kernels, so its figures are near these"
     )
     memory_name: ClassVar[str] = "memory"
 
@@ -101,7 +101,7 @@ class GpuMachines(Target):
             raise UsageError(
                 "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
                 "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
-                f'of the program of --mode=export_step, which is always compiled, add --gin_param="{_JIT}"'
+                f'with --engine=pjrt, which always compiles, add --gin_param="{_JIT}"'
                 + (_LOCAL if plan.num_parts > 1 and layer_settings.is_global(plan.recipe) else "")
             )
 

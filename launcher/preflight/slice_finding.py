@@ -19,7 +19,6 @@ from launcher.preflight.compiled.costs import Costs
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.compiler import Compiler
-from launcher.preflight.forecast import Forecast, forecast
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.run import layer_settings, loading
@@ -73,7 +72,6 @@ class ModelFacts:
       notes: what the task says of its model on such devices.
       shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
         it does already or cannot.
-      kind: its name and the size of its images, as published rates have it.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
       flops: of one replica's step, as its graph has them; None where it does not tell.
     """
@@ -85,7 +83,6 @@ class ModelFacts:
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
-    kind: str = ""
     computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flops: Flops | None = None
 
@@ -116,11 +113,6 @@ class SliceFinding:
     @property
     def fits(self) -> bool:
         return self.hbm is not None and self.hbm.fits
-
-    @property
-    def forecast(self) -> Forecast | None:
-        """What published runs say of the bound."""
-        return forecast(self.model.kind, self.roofline, self.case.where.accelerator) if self.roofline else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,8 +221,6 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
     weight = float(task.nominal_weight_per_example)
-    shape = getattr(model, "input_shape", None)  # of a functional model
-    image = f" {shape[1]}x{shape[2]}" if isinstance(shape, tuple) and len(shape) == 4 else ""
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
@@ -239,7 +229,6 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
-        kind=f"{model.name}{image}",
         computed=layer_settings.describe(resolved, model),
         flops=flops.count(lowered.graph, loops),
     )

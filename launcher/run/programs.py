@@ -35,7 +35,7 @@ class FitCall:
 
     def recipe(self) -> Recipe:
         """The recipe that the call makes, with the bindings of gin where there are any."""
-        settings = renamed.grouped(self.settings, GROUPS)
+        settings = renamed.arguments(self.settings)
         if _is_bound("train.steps") or _is_bound("train.epochs"):
             settings = {name: value for name, value in settings.items() if name not in ("steps", "epochs")}
         for name, make in GROUPS.items():

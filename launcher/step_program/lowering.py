@@ -178,7 +178,7 @@ def _lower(
         try:
             # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
             # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor; preflight
-            # and export_step need it.
+            # and --engine=pjrt need it.
             hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None

@@ -74,19 +74,6 @@ def convert(
         )
 
 
-def serialize(jax: JaxParts, text: str) -> tuple[bytes, str]:
-    """The module in StableHLO's portable form, and the version of StableHLO it is in.
-
-    Readers that are newer by up to five years can read it, and older ones by four weeks.
-    """
-    with jax.new_context():
-        module = jax.ir.Module.parse(text)
-        version = jax.stablehlo.get_version_from_compatibility_requirement(
-            jax.stablehlo.StablehloCompatibilityRequirement.WEEK_4
-        )
-        return jax.mlir.serialize_portable_artifact(module, version), version
-
-
 def of_partitions(jax: JaxParts, text: str) -> bytes:
     """The same program, in StableHLO's portable form, for one replica of as many partitions, as a mesh of JAX has them.
 

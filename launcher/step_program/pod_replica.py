@@ -19,7 +19,7 @@ REPLICA_ID = "launcher.replica_id"
 
 # Leans on TensorFlow: XLA's custom calls have this wrapper in Python. Noticed by tests/step_program/test_lowering.py,
 # tests/step_program/test_simulated_pod.py. Then: use the operation XlaCustomCallV2 by its new wrapper; preflight and
-# export_step need it.
+# --engine=pjrt need it.
 def _custom_call(target: str, operands: Sequence[tf.Tensor], result: tf.TensorSpec) -> tf.Tensor:
     """A call that stands in the HLO under the name `target`; it can be compiled to HLO, from static shapes, not run."""
     try:
@@ -34,8 +34,8 @@ def _custom_call(target: str, operands: Sequence[tf.Tensor], result: tf.TensorSp
 
 
 # Leans on TensorFlow: a subclass of ReplicaContext may answer `all_reduce` by itself. Noticed by
-# tests/step_program/test_simulated_pod.py. Then: see what the new ReplicaContext calls; preflight and export_step need
-# it.
+# tests/step_program/test_simulated_pod.py. Then: see what the new ReplicaContext calls; preflight and
+# --engine=pjrt need it.
 class PodReplica(tf.distribute.ReplicaContext):
     """Any one of the replicas of a pod, for tracing a step that is compiled and not run here.
 

@@ -50,7 +50,7 @@ def pairs(folder, **more):
 
 def corpus(folder):
     text_run.write_corpus(folder)
-    return made(TextCorpus, name="files", vocab_size=290, length=32, train_file=f"{folder}/train.txt")
+    return made(TextCorpus, name=f"lines:{folder}/train.txt", vocab_size=290, length=32)
 
 
 @pytest.mark.parametrize(

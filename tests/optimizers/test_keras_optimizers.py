@@ -154,7 +154,7 @@ def test_a_bound_of_the_keras_optimizer_is_that_of_the_step_and_contradicts_anot
     session.trainer.train(session.trainer.batches(session.plan.data), 1)
     assert session.model.weights[0].numpy().item() == pytest.approx(before - 0.25)
     with pytest.raises(UsageError, match=r"'Clipping.global_norm': 0.25.*'Clipping.value': 1.0.*give one of them"):
-        built(lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.25), clip_value=1.0)
+        built(lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.25), clipping={"value": 1.0})
 
 
 def test_a_rate_that_is_a_schedule_cannot_be_set():

@@ -93,31 +93,12 @@ def good():
         ("softmax in 16 bits", "shares"),
         ("statistics in 16 bits", "normed"),
         ("loss in 16 bits", ""),
-        ("not a multiple of 8", "odd"),
     ],
 )
 def test_names_the_layer(bad, good, rule, path):
     assert any(path in one.path for one in bad[rule])
     assert all(one.fix and one.level == "warn" for one in bad[rule])
     assert rule not in good
-
-
-def test_the_price_of_padding_is_that_of_the_layer(bad):
-    (odd,) = [one for one in bad["not a multiple of 8"] if one.path == "odd"]
-
-    assert "16 x 12 features" in odd.text
-    assert "33% more work" in odd.text  # 16 columns for 12
-
-
-def test_a_tpu_wants_multiples_of_128():
-    assert any(one.path == "even" for one in lint_of(careful, policy="mixed_bfloat16")["not a multiple of 128"])
-
-
-def test_a_batch_that_is_no_multiple_of_8():
-    (found,) = lint.odd_batch(12, "mixed_float16")
-
-    assert "12 examples" in found.text
-    assert not list(lint.odd_batch(16, "mixed_float16"))
 
 
 class Recomputed(keras.layers.Layer):

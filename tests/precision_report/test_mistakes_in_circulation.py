@@ -1,4 +1,4 @@
-"""What docs/precision.md says is true of common statements, shown by running it."""
+"""What is true of common statements about mixed precision, shown by running it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CASE_KEYS = {
     "accelerator_type", "topology", "chips", "hosts", "replicas", "changes", "verdict", "refusal", "compiler_error",
     "global_batch_size", "per_replica_batch_size", "microbatches", "policy", "reduce_dtype", "steps", "parameters",
     "compile_seconds", "from_cache", "hbm", "costs", "roofline", "advice", "suggestions", "constants", "unread",
-    "forecast", "largest_batch", "computed", "rematerialize",
+    "largest_batch", "computed", "rematerialize",
 }  # fmt: skip
 """Of a case in preflight.json, which programs of others read."""
 

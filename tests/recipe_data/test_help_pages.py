@@ -115,7 +115,7 @@ def test_other_pages_are_another_set(installed, data_dir):
 
 
 def test_a_set_that_is_not_prepared_says_how_to_prepare_it(data_dir):
-    data = TextPairs(name="help_en_fr", vocab_size=4000, max_length=64)  # a plan is printed without data
+    data = TextPairs(source=HelpPages("help_en_fr"), vocab_size=4000, max_length=64)  # a plan is printed without data
     with pytest.raises(UsageError, match=f"launcher.data.prepare help_en_fr --data_dir={data_dir}"):
         data.check()
 

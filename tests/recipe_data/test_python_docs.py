@@ -74,12 +74,6 @@ def test_this_pythons_library_gives_two_parts_that_share_no_docstring(docs):
     assert 0.02 < sizes[1] / sum(sizes) < 0.12
 
 
-def test_the_name_of_before_still_makes_it_and_says_what_to_write_instead(caplog):
-    data = TextCorpus(name="python_docs", vocab_size=300, length=32)
-    assert data.name == "python_docs" and isinstance(data.source, PythonDocs)
-    assert "import gin_configs.data.python_docs and bind text_corpus.source = @PythonDocs()" in caplog.text
-
-
 def test_a_bound_name_goes_before_the_source_of_a_recipe(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     data = TextCorpus(name=f"lines:{tmp_path}/a.txt", source=PythonDocs(), vocab_size=300, length=32)

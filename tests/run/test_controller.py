@@ -33,8 +33,7 @@ def session(replicas: int = 1, **recipe):
         replicas,
         optimizer=lambda: small_run.descent(0.1, momentum=0.9),
         checkpoint_every=EVERY,
-        checkpoint_every_minutes=0,
-        keep_checkpoints=100,
+        checkpoints={"every_minutes": 0, "keep": 100},
         steps_per_loop=1,
         **recipe,
     )
@@ -196,7 +195,7 @@ def test_loops_grow_with_quick_steps_and_end_at_every_event(tmp_path: Path, monk
             optimizer=lambda: small_run.descent(0.1, momentum=0.9),
             log_every=60,
             checkpoint_every=40,
-            checkpoint_every_minutes=0,
+            checkpoints={"every_minutes": 0},
             steps_per_loop=steps_per_loop,
         )
         train, ends = made.trainer.train, []

@@ -103,8 +103,8 @@ def saved(kind, folder, make=two_parts):
     return str(path), made.model
 
 
-def started(path, make=two_parts, replicas=1, **recipe):
-    made = build(task(make), replicas, start_from=path, **recipe)
+def started(path, make=two_parts, replicas=1, start=(), **recipe):
+    made = build(task(make), replicas, start={"path": path, **dict(start)}, **recipe)
     found = starting_point.begin(made.trainer, made.plan.recipe.start)
     return made, found
 
@@ -136,7 +136,7 @@ def test_a_base_saved_alone_starts_the_one_inside_a_model_with_a_new_head(kind, 
     path, source = saved(kind, tmp_path, lambda: two_parts(nested=False))
     with pytest.raises(UsageError, match=r"2 of the model are not there: head/kernel.*, head/bias"):
         started(path)
-    made, found = started(path, start_allow=("head/.*",))
+    made, found = started(path, start={"allow_missing": ("head/.*",)})
     inside = made.model.get_layer("base")
     np.testing.assert_allclose(inside(X[0]).numpy(), outputs(source), rtol=1e-6)
     assert "2 as initialised: head/kernel, head/bias" in found.notes[0]
@@ -147,7 +147,7 @@ def test_a_head_of_another_width_is_refused_until_it_is_allowed(kind, tmp_path):
     path, source = saved(kind, tmp_path)
     with pytest.raises(UsageError, match=r"head/kernel float32\[4, 5\] \(head.* float32\[4, 2\] there\)"):
         started(path, lambda: two_parts(classes=5))
-    made, found = started(path, lambda: two_parts(classes=5), start_allow=("head/.*",))
+    made, found = started(path, lambda: two_parts(classes=5), start={"allow_missing": ("head/.*",)})
     assert made.model.get_layer("head").kernel.shape == (4, 5)
     np.testing.assert_array_equal(made.model.get_layer("base")(X[0]), source.get_layer("base")(X[0]))
     assert "as initialised\thead/kernel" in found.listing
@@ -162,10 +162,10 @@ def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):
     assert "2 there are not of the model: head/kernel (nearest: heads/kernel)" in message
     assert "StartFrom.allow_missing = ('heads/.*',)" in message
     with pytest.raises(UsageError, match=r"StartFrom.allow_missing: 'haed/\.\*' matches the whole name of no weight"):
-        started(path, start_allow=("haed/.*",))
+        started(path, start={"allow_missing": ("haed/.*",)})
     safetensors(tmp_path / "other.safetensors", {"something": np.zeros(3, np.float32)})
     with pytest.raises(UsageError, match=r"no weight of .*other\.safetensors is one of the model's"):
-        started(str(tmp_path / "other.safetensors"), start_allow=(".*",))
+        started(str(tmp_path / "other.safetensors"), start={"allow_missing": (".*",)})
 
 
 def test_axes_of_length_one_are_put_in_and_taken_out_and_16_bits_become_32(tmp_path):
@@ -202,7 +202,7 @@ def test_of_a_run_the_best_or_the_last_weights_are_taken_averaged_or_not(tmp_pat
         ("last", True, 4, "ema"),
         ("last", False, 4, "model"),
     ):
-        made, found = started(str(tmp_path), start_which=which, start_averaged=averaged, ema_decay=0.5)
+        made, found = started(str(tmp_path), start={"which": which, "averaged": averaged}, ema_decay=0.5)
         state = made.trainer.state.snapshot()
         for path in ("first/kernel", "norm/moving_mean"):
             np.testing.assert_array_equal(state[f"model/{path}"], store.read(step)[f"{prefix}/{path}"])
@@ -216,9 +216,9 @@ def test_the_state_of_the_optimizer_is_taken_only_if_asked_for(tmp_path):
     def optimizer():
         return keras.optimizers.Adam(0.1)
 
-    without, _ = started(str(tmp_path), start_which="last", optimizer=optimizer)
+    without, _ = started(str(tmp_path), start={"which": "last"}, optimizer=optimizer)
     assert without.trainer.state.snapshot()["optimizer/adam/iteration"] == 0
-    made, _ = started(str(tmp_path), start_which="last", optimizer=optimizer, start_optimizer=True)
+    made, _ = started(str(tmp_path), start={"which": "last", "optimizer": True}, optimizer=optimizer)
     state, expected = made.trainer.state.snapshot(), store.read(4)
     slots = [name for name in state if name.startswith("optimizer/")]
     assert len(slots) > 10
@@ -226,7 +226,7 @@ def test_the_state_of_the_optimizer_is_taken_only_if_asked_for(tmp_path):
         np.testing.assert_array_equal(state[name], expected[name], err_msg=name)
     assert state["counters/step"] == 0
     with pytest.raises(UsageError, match=r"of the model are not there: optimizer/lion/"):
-        started(str(tmp_path), start_optimizer=True, optimizer=lambda: keras.optimizers.Lion(0.1))
+        started(str(tmp_path), start={"optimizer": True}, optimizer=lambda: keras.optimizers.Lion(0.1))
 
 
 @pytest.mark.skipif(not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="this Keras has no ScheduleFreeAdamW")
@@ -245,12 +245,12 @@ def test_slots_that_begin_as_copies_of_weights_begin_as_copies_of_those():
 def test_a_resumed_run_goes_on_from_its_own_checkpoint_although_the_file_is_gone(tmp_path):
     path, _ = saved(".keras", tmp_path)
     store = CheckpointStore(str(tmp_path / "checkpoints"))
-    made = build(task(), start_from=path)
+    made = build(task(), start={"path": path})
     begun = starting_point.restore(store, made.trainer, same_order=False, start_from=made.plan.recipe.start)
     assert begun.step is None and begun.listing
     train(made, 2)
     store.save(2, made.trainer.state.snapshot())
-    resumed = build(task(), start_from="/nowhere/gone.keras")
+    resumed = build(task(), start={"path": "/nowhere/gone.keras"})
     found = starting_point.restore(store, resumed.trainer, same_order=False, start_from=resumed.plan.recipe.start)
     assert found.step == 2 and not found.listing
     np.testing.assert_array_equal(resumed.model.weights[0].numpy(), made.model.weights[0].numpy())
@@ -369,17 +369,17 @@ def test_of_a_run_only_weights_are_read_and_nothing_of_it_is_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"),
+    ("start", "message"),
     [
-        ({"start_from": "/nowhere.keras"}, "there is no such file"),
-        ({"start_from": "/nowhere.pth"}, r"expected a file that ends in \.keras, \.weights\.h5, \.safetensors"),
-        ({"start_from": "/"}, "there is no checkpoint in this folder"),
-        ({"start_from": "a", "start_which": "newest"}, "'newest': must be 'best' or 'last'"),
-        ({"start_from": "a.keras", "start_optimizer": True}, "is a file of weights, and the state of an optimizer"),
-        ({"start_from": "a", "start_allow": "head"}, "must be a list of regular expressions"),
+        ({"path": "/nowhere.keras"}, "there is no such file"),
+        ({"path": "/nowhere.pth"}, r"expected a file that ends in \.keras, \.weights\.h5, \.safetensors"),
+        ({"path": "/"}, "there is no checkpoint in this folder"),
+        ({"path": "a", "which": "newest"}, "'newest': must be 'best' or 'last'"),
+        ({"path": "a.keras", "optimizer": True}, "is a file of weights, and the state of an optimizer"),
+        ({"path": "a", "allow_missing": "head"}, "must be a list of regular expressions"),
     ],
 )
-def test_a_start_that_cannot_be_is_refused(recipe, message):
+def test_a_start_that_cannot_be_is_refused(start, message):
     with pytest.raises(UsageError, match=message):
-        made = build(task(), **recipe)
+        made = build(task(), start=start)
         starting_point.begin(made.trainer, made.plan.recipe.start)

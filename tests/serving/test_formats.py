@@ -126,5 +126,5 @@ def test_the_formats_of_the_command_line(launched, tmp_path):
     np.testing.assert_allclose(runner(image=images)["logits"], expected, atol=1e-6)
     refused = launched("--mode=export", "--export_format=onnx")
     assert refused.returncode == 64 and "saved_model|keras|litert" in refused.stderr
-    refused = launched("--mode=export_step", "--export_format=keras")
+    refused = launched("--mode=predict", "--export_format=keras")
     assert refused.returncode == 64 and "--export_format is for --mode=export," in refused.stderr

@@ -119,14 +119,14 @@ def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
 @pytest.mark.parametrize(
     ("replicas", "recipe"),
     [
-        pytest.param(4, {"clip_global_norm": 0.5, "model": short_network}, marks=pytest.mark.nightly),
+        pytest.param(4, {"clipping": {"global_norm": 0.5}, "model": short_network}, marks=pytest.mark.nightly),
         (2, {
             "precision": "mixed_float16", "loss_scale": precision.DynamicLossScale(initial_scale=1024.0, hysteresis=1),
-            "bad_step": 1, "clip_adaptive": 0.01, "ema_decay": 0.9, "freeze": ("nothing",),
+            "bad_step": 1, "clipping": {"adaptive": 0.01}, "ema_decay": 0.9, "freeze": ("nothing",),
             "rate_multipliers": {"first/.*": 0.5},
         }),
         pytest.param(2, {"jit_compile": True, "microbatches": 2}, marks=pytest.mark.nightly),
-        pytest.param(4, {"bad_step": 1, "bucket_bytes": 1, "clip_layer_norm": 0.1}, marks=pytest.mark.nightly),
+        pytest.param(4, {"bad_step": 1, "bucket_bytes": 1, "clipping": {"layer_norm": 0.1}}, marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_whatever_else_a_step_does_stays_the_same(replicas, recipe):
@@ -218,7 +218,7 @@ def test_norms_of_whole_weights_are_taken_of_their_parts(name):
     def optimizer():
         return getattr(optimizers, name)(learning_rate=0.01, weight_decay=0.1)
 
-    settings = {"bad_step": 1, "clip_layer_norm": 0.5, "model": short_network}
+    settings = {"bad_step": 1, "clipping": {"layer_norm": 0.5}, "model": short_network}
     (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
     assert records.finite.tolist() == [1, 0, 1]
     np.testing.assert_allclose(records.loss, expected.loss, rtol=1e-6)

@@ -136,7 +136,9 @@ def session(model, *topology, **recipe):
         "weight": np.ones((3, 12), np.float32),
     }
     adam = lambda: optimizers.adam(learning_rate=1e-3)  # noqa: E731
-    return build(GivenTask(arrays, model, loss), *topology, optimizer=adam, clip_global_norm=1.0, seed=1, **recipe)
+    return build(
+        GivenTask(arrays, model, loss), *topology, optimizer=adam, clipping={"global_norm": 1.0}, seed=1, **recipe
+    )
 
 
 TOPOLOGIES = [(1, 1, False), (1, 2, False), (3, 1, False), (3, 2, True)]

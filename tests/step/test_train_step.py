@@ -22,6 +22,7 @@ from small_run import (
 
 from launcher import optimizers
 from launcher.errors import UsageError
+from launcher.step.clipping import Clipping
 from launcher.step.precision import DynamicLossScale, FixedLossScale
 
 pytestmark = pytest.mark.slow
@@ -198,7 +199,7 @@ def test_the_scenarios_are_told_apart_by_the_oracle():
 def test_the_mean_gradient_is_clipped_once_by_its_global_norm(replicas, microbatches, scenario):
     norms = numpy_run("fractions")[0][3]
     clip = float(np.median(norms))  # some steps are clipped and some are not
-    made, records = train_from_the_start(replicas, microbatches, scenario, clip_global_norm=clip)
+    made, records = train_from_the_start(replicas, microbatches, scenario, clipping=Clipping(global_norm=clip))
     assert_equals_numpy(made, records, scenario, clip)
 
 
@@ -217,7 +218,7 @@ SCALES = {
     ),
 )
 def test_a_loss_scale_leaves_the_update_as_it_is(replicas, microbatches, scale):
-    made = built(replicas, microbatches, "fractions", loss_scale=SCALES[scale], clip_global_norm=0.3)
+    made = built(replicas, microbatches, "fractions", loss_scale=SCALES[scale], clipping={"global_norm": 0.3})
     records = train(made)
     assert_equals_numpy(made, records, "fractions", clip=0.3)
     if scale == "dynamic":
@@ -353,8 +354,8 @@ def test_rows_of_an_embedding_that_come_twice_are_added_up(replicas, microbatche
 PARTS = {
     "plain": {},
     "average": {"ema_decay": 0.5},
-    "clip_layer_norm": {"clip_layer_norm": 1e6},
-    "clip_adaptive": {"clip_adaptive": 1e6},
+    "clip_layer_norm": {"clipping": {"layer_norm": 1e6}},
+    "clip_adaptive": {"clipping": {"adaptive": 1e6}},
 }
 
 

@@ -1,6 +1,8 @@
-"""The simulated pod: an exported step run by JAX on 2, 4 and 8 CPU devices, beside the Trainer."""
+"""The simulated pod: steps that JAX takes on 2, 4 and 8 CPU devices, beside those of TensorFlow."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pods
@@ -63,7 +65,7 @@ def test_convolutions_on_a_pod_train_to_the_weights_of_the_trainer(
     replicas, microbatches, convolutions_on_one_replica, run_launcher, tmp_path
 ):
     recipe, params = of_images(f"train.microbatches = {microbatches}")
-    pod = pods.run(pods.export(tmp_path, recipe, params, replicas=replicas, steps=STEPS), run_launcher)
+    pod = pods.run(tmp_path, recipe, params, run_launcher, replicas=replicas, steps=STEPS)
     assert len(pod.states) == replicas
     assert_same_training(pod, convolutions_on_one_replica)
 
@@ -83,14 +85,14 @@ def test_a_transformer_on_a_pod_trains_to_the_weights_of_the_trainer(
     replicas, language_model_on_one_replica, text_folder, run_launcher, tmp_path
 ):
     recipe, params = language_model(text_folder, ADAMW)
-    pod = pods.run(pods.export(tmp_path, recipe, params, replicas=replicas, steps=STEPS), run_launcher)
+    pod = pods.run(tmp_path, recipe, params, run_launcher, replicas=replicas, steps=STEPS)
     assert_same_training(pod, language_model_on_one_replica)
 
 
 def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_folder, run_launcher, tmp_path):
     adafactor = ("train.optimizer = @adafactor", "adafactor.learning_rate = 1e-2", "train.ema_decay = 0.9")
     recipe, params = language_model(text_folder, *adafactor)
-    pod = pods.run(pods.export(tmp_path, recipe, params, replicas=2, steps=STEPS), run_launcher)
+    pod = pods.run(tmp_path, recipe, params, run_launcher, replicas=2, steps=STEPS)
     expected = trained(recipe, params)
     assert any(name.startswith("ema/") for name in expected[1])
     assert_same_training(pod, expected)
@@ -100,7 +102,7 @@ def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_fo
 @pytest.mark.parametrize(("over", "replicas"), [("global", 1), ("local", 2)])
 def test_batch_norm_on_a_pod_is_over_the_whole_batch_or_that_of_each_replica(over, replicas, run_launcher, tmp_path):
     recipe, params = of_images("two_convolutions.group_size = None", f"train.batch_norm = '{over}'")
-    pod = pods.run(pods.export(tmp_path, recipe, params, replicas=2, steps=STEPS), run_launcher)
+    pod = pods.run(tmp_path, recipe, params, run_launcher, replicas=2, steps=STEPS)
     assert_same_training(pod, trained(recipe, params, replicas))
 
 
@@ -153,12 +155,13 @@ def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_t
     replicas, vectors, run_launcher, tmp_path
 ):
     params = ["train.precision = 'mixed_float16'"]
-    exported = pods.export(tmp_path, vectors, params, replicas=replicas, steps=STEPS)
-    with np.load(exported / "batches.npz") as stored:
-        batches = dict(stored)
+    made = build_session(vectors, params)
+    taken = itertools.islice(made.trainer.batches(made.plan.data), STEPS)
+    batches = tf.nest.map_structure(lambda *steps: np.stack(steps), *taken)
     batches["x"][2, -1] = 1e6  # third step, last example, which the last replica has
-    np.savez(exported / "batches.npz", **batches)
-    pod = pods.run(exported, run_launcher)
+    np.savez(tmp_path / "batches.npz", **batches)
+    given = tmp_path / "batches.npz"
+    pod = pods.run(tmp_path, vectors, params, run_launcher, replicas=replicas, steps=STEPS, batches=given)
     # The tests' own process has four devices; what is trained is the same on any number.
     records, state = trained(vectors, params, min(replicas, 4), batches)
     assert list(records.finite) == [1, 1, 0, 1, 1]
@@ -175,7 +178,7 @@ def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_t
 def test_each_replica_of_a_pod_draws_the_dropout_of_its_part_of_the_batch(vectors, run_launcher, tmp_path):
     def run(name, replicas, microbatches):
         params = ["Vectors.dropout = 0.5", f"train.microbatches = {microbatches}"]
-        return pods.run(pods.export(tmp_path / name, vectors, params, replicas=replicas, steps=STEPS), run_launcher)
+        return pods.run(tmp_path / name, vectors, params, run_launcher, replicas=replicas, steps=STEPS)
 
     # XLA draws other numbers than TensorFlow's own kernels, so the Trainer cannot be asked here. Parts of a batch draw
     # by where they begin in it.

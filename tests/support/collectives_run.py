@@ -32,7 +32,7 @@ SETTINGS = {
     "microbatches": {"microbatches": 2},
     "compiled": {"jit_compile": True, "microbatches": 2},
     "all that is gated": {
-        "clip_global_norm": 1.0,
+        "clipping": {"global_norm": 1.0},
         "ema_decay": 0.9,
         "loss_scale": "auto",
         "precision": "mixed_float16",

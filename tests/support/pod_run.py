@@ -1,27 +1,45 @@
-"""Takes every exported step once with the runner of the export itself, and writes down what came out.
+"""Takes steps by --engine=pjrt on made-up CPU devices, and writes down what came out.
 
-python pod_run.py EXPORT OUT.npz
+python pod_run.py RECIPE REPLICAS STEPS OUT.npz BATCHES.npz|"" [BINDING ...]
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
+import convolutions  # noqa: F401
 import numpy as np
 
+from launcher.config import gin_bindings
+from launcher.run import loading
+from launcher.run.recipe import Recipe
+from launcher.step_program import pjrt_engine
 
-def main(directory: str, out: str) -> None:
-    sys.path.insert(0, directory)
-    import run
 
-    runner = run.Runner(directory, platform="cpu")
-    reports = [runner.step(runner.placed(batch)) for batch in runner.batches()]
-    found = {f"report/{name}": np.array([report[name] for report in reports]) for name in reports[0]}
-    for replica in range(runner.num_replicas):
-        found |= {f"state/{replica}/{name}": value for name, value in runner.state(replica).items()}
+def main(recipe: str, replicas: str, steps: str, out: str, batches: str, *params: str) -> None:
+    loading.import_builtins()
+    gin_bindings.load([recipe], params)
+    plan = loading.Machine(environ={}, replicas=int(replicas), engine="pjrt").plan_of(Recipe())
+    trainer = pjrt_engine.build(plan, compile_cache=None, from_chief=False).trainer
+    records = trainer.train(given(batches, int(replicas)) if batches else trainer.batches(plan.data), int(steps))
+    found = {f"report/{name}": getattr(records, name) for name in REPORTED}
+    for name, value in trainer._engine._held.items():
+        for replica, shard in enumerate(value.addressable_shards):
+            found[f"state/{replica}/{name}"] = np.asarray(shard.data)
     np.savez(out, **found)
-    brought = {name.split(".")[0] for name in sys.modules} & {"tensorflow", "keras", "launcher"}
-    assert not brought, brought
+
+
+REPORTED = ("loss", "weight", "gradient_norm", "learning_rate", "finite", "loss_scale")
+
+
+def given(path: str, replicas: int) -> Iterator:
+    """Global batches of a file, each as its replicas' parts."""
+    with np.load(path) as stored:
+        batches = dict(stored)
+    for step in range(len(next(iter(batches.values())))):
+        parts = {name: np.split(value[step], replicas) for name, value in batches.items()}
+        yield [{name: value[replica] for name, value in parts.items()} for replica in range(replicas)]
 
 
 if __name__ == "__main__":

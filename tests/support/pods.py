@@ -1,4 +1,4 @@
-"""Exported steps, run on as many CPU devices as they have replicas."""
+"""Steps of a recipe by JAX, on as many CPU devices as there are replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from launcher.config import gin_bindings
 from launcher.run import loading
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.step_program import export_step
 
 # A tenth of the time to compile; the arithmetic is the same.
 FAST_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -27,28 +26,14 @@ SMALL_CONVOLUTIONS = ("image_classification.model = @two_convolutions", *SMALL_I
 
 
 def plan_of(recipe: str, params: Sequence[str] = ()) -> RunPlan:
-    """As `--mode=export_step` resolves it."""
+    """On one CPU device, to be lowered for any number of replicas."""
     loading.import_builtins()
     gin_bindings.load([recipe], params)
     return loading.Machine(environ={}, strategy="one_device").plan_of(Recipe())
 
 
-def export(folder: Path, recipe: str, params: Sequence[str], *, replicas: int, steps: int) -> Path:
-    """The step and the batches of the first steps; returns the folder."""
-    folder.mkdir(exist_ok=True)
-    resolved = plan_of(recipe, params)
-    export_step.run(
-        resolved,
-        model_dir=str(folder / "no run"),
-        export_dir=str(folder / "step"),
-        num_replicas=replicas,
-        num_batches=steps,
-    )
-    return folder / "step"
-
-
 class Pod:
-    """What came out of an exported step, taken once with each exported batch.
+    """What came out of some steps.
 
     Attributes:
       reports: each reported scalar by name, [steps].
@@ -80,12 +65,26 @@ class Pod:
         return self.states[0]
 
 
-def run(exported: Path, run_launcher: Callable) -> Pod:
-    """Runs it in a process of its own, with as many CPU devices as it has replicas."""
-    out = exported.parent / "out.npz"
+def run(
+    folder: Path,
+    recipe: str,
+    params: Sequence[str],
+    run_launcher: Callable,
+    *,
+    replicas: int,
+    steps: int,
+    batches: Path | None = None,
+) -> Pod:
+    """Takes the steps in a process of its own, on the recipe's batches or on those of a file."""
+    folder.mkdir(exist_ok=True)
+    out = folder / "out.npz"
     done = run_launcher(
-        str(exported),
+        recipe,
+        str(replicas),
+        str(steps),
         str(out),
+        str(batches or ""),
+        *params,
         module="pod_run",
         env={"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": FAST_COMPILE},
         timeout=550,

@@ -53,9 +53,8 @@ def write_corpus(folder: Path) -> None:
 
 def corpus_bindings(folder: Path) -> list[str]:
     return [
-        "text_corpus.name = 'files'",
-        f"file_corpus.train_file = '{folder}/train.txt'",
-        f"file_corpus.eval_file = '{folder}/eval.txt'",
+        f"text_corpus.name = 'lines:{folder}/train.txt'",
+        f"lines_corpus.eval_files = '{folder}/eval.txt'",
         "text_corpus.vocab_size = 290",
         "text_corpus.length = 32",
         "text_corpus.eval_context = 0",

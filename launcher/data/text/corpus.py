@@ -3,7 +3,6 @@
     tfds:NAME             any TFDS set with a text: tfds:lm1b
     lines:GLOB            own files, each line a document
     jsonl:GLOB            own files, the field jsonl_corpus.text_feature of each line a document
-    files                 file_corpus.train_file and eval_file
 
 Batches are {"tokens", "targets", "segments", "positions": int32 [b, length], "weight": float32 [b]}. A document is
 BEGIN, its tokens and END, cut into pieces of at most `length` predictions, one segment each; short ones share a row.
@@ -21,7 +20,6 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
-from launcher.data.text.files import FileCorpus
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlCorpus, LinesCorpus
 from launcher.data.text.rows import TextRows
@@ -31,7 +29,7 @@ from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
 _BLOCK = 1_000
-_KINDS = {"files": FileCorpus, "lines:": LinesCorpus, "jsonl:": JsonlCorpus, "tfds:": TfdsCorpus}
+_KINDS = {"lines:": LinesCorpus, "jsonl:": JsonlCorpus, "tfds:": TfdsCorpus}
 
 
 @gin.configurable("text_corpus")
@@ -40,7 +38,7 @@ class TextCorpus(TextRows[str]):
 
     Args:
       source: where documents come from, such as `@tfds_corpus()`, or a class of yours, as in gin_configs/data.
-      name: in place of a source: "tfds:NAME", "lines:GLOB", "jsonl:GLOB" or "files".
+      name: in place of a source: "tfds:NAME", "lines:GLOB" or "jsonl:GLOB".
       vocab_size: token ids.
       length: tokens of a row.
       eval_context: tokens that a held-out piece repeats from the piece before it, to read and not to predict: more of

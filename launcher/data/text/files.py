@@ -1,4 +1,4 @@
-"""The user's own text files: UTF-8, one sentence a line; pairs as two files whose lines belong together."""
+"""The user's own text files, UTF-8: pairs as two files whose lines belong together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from pathlib import Path
 import gin
 
 from launcher.data import files
-from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError
 
 Pair = tuple[str, str]
-
-DOCUMENTS = ("line", "file")
 
 
 @gin.configurable("file_pairs")
@@ -47,7 +44,7 @@ class FilePairs:
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
-        _check("text_pairs", *self._train, *self._held_out)
+        _check(*self._train, *self._held_out)
 
     def digest(self) -> str:
         self.check()
@@ -60,52 +57,14 @@ class FilePairs:
         return _paired(*self._held_out) if self._held_out else iter(())
 
 
-@gin.configurable("file_corpus")
-class FileCorpus:
-    """Documents of one file: `text_corpus.name = 'files'`.
-
-    Args:
-      train_file: to train on.
-      eval_file: held out; None for none.
-      documents: "line" if each line is a document, "file" if the whole file is one.
-    """
-
-    name = "files"
-
-    def __init__(self, *, train_file: str = gin.REQUIRED, eval_file: str | None = None, documents: str = "line"):
-        if documents not in DOCUMENTS:
-            raise UsageError(f"file_corpus.documents = {documents!r} must be {' or '.join(map(repr, DOCUMENTS))}")
-        self._train, self._held_out = _paths(train_file), _paths(eval_file)
-        self._documents = documents
-
-    def check(self) -> None:
-        """Raises UsageError for a file that is not there."""
-        _check("text_corpus", *self._train, *self._held_out)
-
-    def digest(self) -> str:
-        self.check()
-        return storage.digest(content_digest(*self._train, *self._held_out), self._documents)
-
-    def train(self) -> Iterator[str]:
-        return self._texts(*self._train)
-
-    def held_out(self) -> Iterator[str]:
-        return self._texts(*self._held_out)
-
-    def _texts(self, *paths: Path) -> Iterator[str]:
-        for path in paths:
-            lines = decoded_lines(path)
-            yield from filter(None, lines if self._documents == "line" else ["\n".join(lines)])
-
-
 def _paths(*names: str | None) -> list[Path]:
     return [Path(os.path.expanduser(name)) for name in names if name]
 
 
-def _check(binding: str, *paths: Path) -> None:
+def _check(*paths: Path) -> None:
     for path in paths:
         if not path.is_file():
-            raise MissingInputError(f"{binding}.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
+            raise MissingInputError(f"text_pairs.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
 
 
 def content_digest(*paths: str | Path) -> str:

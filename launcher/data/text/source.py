@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
-from absl import logging
-
 from launcher.errors import UsageError, advice
-
-# Read for one release: names of demonstration data, which recipes import and bind as `source` now.
-_DEMONSTRATIONS = {
-    "python_docs": ("python_docs", "PythonDocs"),
-    "spoken_numbers": ("spoken_numbers", "SpokenNumbers"),
-    **dict.fromkeys(("help_en_de", "help_en_fr", "help_en_es"), ("help_pages", "HelpPages")),
-}
 
 Item_co = TypeVar("Item_co", covariant=True)
 
@@ -63,12 +53,4 @@ def chosen(
     kind, colon, place = name.partition(":")
     if kind + colon in kinds:
         return kinds[kind + colon](*([place] if colon else []))
-    if name not in _DEMONSTRATIONS or binding == "image_data":
-        raise UsageError(f"{binding}.name = {name!r} is unknown{advice(kind + colon, [*kinds, *known])}")
-    module, made = _DEMONSTRATIONS[name]
-    logging.warning(
-        "%s.name = %r is going to end: import gin_configs.data.%s and bind %s.source = @%s()", binding, name, module,
-        binding, made,
-    )  # fmt: skip
-    make: type = getattr(importlib.import_module(f"gin_configs.data.{module}"), made)
-    return make(name) if module == "help_pages" else make()
+    raise UsageError(f"{binding}.name = {name!r} is unknown{advice(kind + colon, [*kinds, *known])}")

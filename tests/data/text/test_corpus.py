@@ -115,13 +115,12 @@ def test_nothing_is_read_before_the_check(data_dir):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "file"}, "unknown; did you mean 'files'"),
+        ({"name": "line:a"}, "unknown; did you mean 'lines:'"),
         ({"length": 1}, "text_corpus.length = 1 must be 2 or more"),
         ({"eval_context": 64}, "eval_context = 64 must be from 0 to length - 1 = 63"),
-        ({"name": "files", "train_file": "a", "documents": "page"}, "documents = 'page' must be 'line' or 'file'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):
     with pytest.raises(UsageError) as caught:
-        made(TextCorpus, **{"name": "python_docs", "vocab_size": 2000, "length": 64, **arguments})
+        made(TextCorpus, **{"name": "lines:none", "vocab_size": 2000, "length": 64, **arguments})
     assert words in str(caught.value)

@@ -4,7 +4,7 @@ import pytest
 from sources import made
 
 from launcher.data.text.corpus import TextCorpus
-from launcher.data.text.files import FileCorpus, FilePairs
+from launcher.data.text.files import FilePairs
 from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 
@@ -48,14 +48,9 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_line(written):
         list(pairs().train())
 
 
-@pytest.mark.parametrize("corpus", [False, True])
-def test_a_missing_file_is_named_before_anything_is_read(written, tmp_path, corpus):
+def test_a_missing_file_is_named_before_anything_is_read(written, tmp_path):
     written("s", "one\n")
-    data = (
-        made(TextCorpus, name="files", vocab_size=300, length=8, train_file="s", eval_file="no")
-        if corpus
-        else made(TextPairs, name="files", vocab_size=300, max_length=8, source_file="s", target_file="no")
-    )
+    data = made(TextPairs, name="files", vocab_size=300, max_length=8, source_file="s", target_file="no")
     with pytest.raises(UsageError, match=f"there is no file 'no' \\(from {tmp_path}\\)"):
         data.check()
 
@@ -72,15 +67,6 @@ def test_another_content_is_another_set(written):
     assert pairs().digest() != before
 
 
-@pytest.mark.parametrize(
-    ("documents", "found"), [("line", ["first", "  second", "third"]), ("file", ["first\n\n  second\nthird"])]
-)
-def test_documents_are_lines_or_the_whole_file(written, documents, found):
-    written("a", "first\r\n\n  second\nthird")
-    corpus = FileCorpus(train_file="a", eval_file="a", documents=documents)
-    assert list(corpus.train()) == list(corpus.held_out()) == found
-
-
 def test_files_train_and_evaluate(written):
     written("s", "".join(f"line {n} of many\n" for n in range(80)))
     written("t", "".join(f"Zeile {n} von vielen\n" for n in range(80)))
@@ -89,6 +75,6 @@ def test_files_train_and_evaluate(written):
     data.check()
     assert data.num_train_examples == data.num_eval_examples > 10
     assert data.eval_pairs[3] == ("line 3 of many", "Zeile 3 von vielen")
-    corpus = made(TextCorpus, name="files", vocab_size=290, length=16, train_file="s", eval_file="t")
+    corpus = made(TextCorpus, name="lines:s", vocab_size=290, length=16, eval_files="t")
     corpus.check()
     assert corpus.num_train_examples > 10 and 0.5 < corpus.bytes_per_token < 9

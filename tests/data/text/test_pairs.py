@@ -171,5 +171,5 @@ def test_a_set_without_held_out_pairs_says_so():
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):
     with pytest.raises(UsageError) as caught:
-        made(TextPairs, **{"name": "spoken_numbers", "vocab_size": 2000, "max_length": 30, **arguments})
+        made(TextPairs, **{"name": "tsv:none", "vocab_size": 2000, "max_length": 30, **arguments})
     assert words in str(caught.value)
