@@ -5,7 +5,7 @@
 
 `imports`: TensorFlow and Keras imported as Python does it. `run`: ResNet-20 for 30 steps by `fit`, one at a time
 (fit_run.py). `job`: two workers of an MLP by torchrun (torch_job.py), one of which is killed after step 60; left out
-without PyTorch. They take turns.
+without PyTorch. With --standby, Launcher's job is left alone until its spare processes are ready. They take turns.
 Ratios are the other's seconds divided by Launcher's: above 1, Launcher is faster.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
     kinds: dict[str, dict[str, Measure]] = {
         "imports": {"launcher": _import_by_launcher, "python": _import_by_python},
         "run": {"launcher": _launcher_run, "fit": _fit_run},
-        "job": {"launcher": _launcher_job},
+        "job": {"launcher": _launcher_job, "launcher, standby": lambda folder: _launcher_job(folder, "--standby")},
     }
     if torch_python := os.environ.get("TORCH_PYTHON"):
         kinds["job"]["torchrun"] = lambda folder: _torch_job(folder, torch_python)
@@ -114,8 +114,8 @@ def _fit_run(folder: Path) -> dict[str, float]:
     return _to_steps([sys.executable, str(HERE / "fit_run.py"), str(times)], lambda: _times(times))
 
 
-def _launcher_job(folder: Path) -> dict[str, float]:
-    command = [sys.executable, "-m", "launcher.launch", "--workers=2", *_JOB, f"--model_dir={folder / 'run'}"]
+def _launcher_job(folder: Path, *flags: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "launcher.launch", "--workers=2", *flags, *_JOB, f"--model_dir={folder / 'run'}"]
 
     def victim() -> int:
         for process in psutil.process_iter():
@@ -126,7 +126,7 @@ def _launcher_job(folder: Path) -> dict[str, float]:
                     return process.pid
         raise RuntimeError("worker 1 is not there")
 
-    return _killed(command, lambda: _launchers_times(folder), victim)
+    return _killed(command, lambda: _launchers_times(folder), victim, "are ready" if "--standby" in flags else "")
 
 
 def _torch_job(folder: Path, python: str) -> dict[str, float]:
@@ -152,12 +152,13 @@ def _to_steps(command: list[str], times: Callable[[], list[tuple[int, float]]]) 
 
 
 def _killed(
-    command: list[str], times: Callable[[], list[tuple[int, float]]], victim: Callable[[], int]
+    command: list[str], times: Callable[[], list[tuple[int, float]]], victim: Callable[[], int], said: str = ""
 ) -> dict[str, float]:
-    """Seconds to the first step, and from a worker's death to the first step after it."""
+    """Seconds to the first step, and from a worker's death, once the job has said so, to the first step after it."""
     begun = time.time()
     with tempfile.TemporaryFile() as log, _group(command, log) as job:
         _until(job, lambda: any(step >= _KILLED_AFTER for step, _ in times()))
+        _until(job, lambda: said.encode() in os.pread(log.fileno(), 1 << 20, 0))
         pid, before = victim(), times()
         os.kill(pid, signal.SIGKILL)
         killed = time.time()

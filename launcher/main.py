@@ -75,6 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
+def prepare(argv: Sequence[str]) -> None:
+    """Imports what `main` would with this command line and does nothing else, for a process that runs it later."""
+    request = modes.make_request(parse(argv))
+    require_tensorflow()
+    modes.module_of(request)
+
+
 def parse(argv: Sequence[str]) -> flags.FlagValues:
     """The flags of a command line, of which each is known and has a value of its type.
 

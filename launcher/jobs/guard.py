@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from launcher.machine.child_process import kill_group
 
@@ -24,13 +24,13 @@ _ROUNDS = 50
 _DEATH_SECONDS = 0.01  # a process that is killed is gone a moment later
 
 
-def kill_marked(job: str, variable: str = JOB) -> None:
+def kill_marked(job: str, variable: str = JOB, *, but: Collection[int] = ()) -> None:
     """SIGKILLs all processes whose environment says, by `variable`, that they are of `job`, in whatever group they are.
 
     Linux only; elsewhere the groups are all there is to go by.
     """
     for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
-        found = marked(f"{variable}={job}".encode().__eq__)
+        found = [process for process in marked(f"{variable}={job}".encode().__eq__) if process not in but]
         for process in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

@@ -17,6 +17,7 @@ from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Trouble, WorkerState
+from launcher.jobs.standby import Spare
 from launcher.machine import child_process
 from launcher.machine.cluster import tf_config, without_peers
 from launcher.machine.ports import free_ports
@@ -40,6 +41,7 @@ class LocalBackend:
       environ: what workers inherit.
       make_tee: makes what takes a worker's output; None for the console and the log.
       while_waiting: called again and again while killed workers are waited for.
+      standby: whether spare processes are kept for the next attempt; see `launcher.jobs.standby`.
     """
 
     def __init__(
@@ -49,12 +51,16 @@ class LocalBackend:
         environ: Mapping[str, str],
         make_tee: Callable[[Command], Tee] | None = None,
         while_waiting: Callable[[], None] = lambda: None,
+        standby: bool = False,
     ):
         self._job = job
         self._console = console
         self._environ = environ
         self._make_tee = make_tee or self._tee_to_console
         self._while_waiting = while_waiting
+        self._standby = standby
+        self._spares: list[Spare] = []
+        self._has_told_of_spares = False
         self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
@@ -87,7 +93,7 @@ class LocalBackend:
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         with self._using_scratch():
             self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        rank = 0
+        rank, found = 0, []
         try:
             self._start_guard()
             with self._using_scratch():
@@ -95,10 +101,16 @@ class LocalBackend:
                     progress.make_files(command.progress_file, command.error_file)
             for command in commands:
                 rank = command.rank
-                worker = LocalWorker(command, self._make_tee(command), self._all_variables(command))
+                environ = self._all_variables(command)
+                spare = self._spare_process(command, environ)
+                found += [rank] if spare else []
+                worker = LocalWorker(command, self._make_tee(command), environ, spare)
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
+            self._drop_spares()
+            if found:
+                self._console.note(f"--standby: spare processes became worker(s) {', '.join(map(str, found))}")
         except OSError as error:
             self.clear()
             program = error.filename or sys.executable
@@ -111,6 +123,8 @@ class LocalBackend:
 
     def pump(self, timeout_seconds: float) -> None:
         self._replace_guard()
+        if self._standby:
+            self._keep_spares()
         if self._console.is_behind or not self._selector.get_map():
             time.sleep(timeout_seconds)
             return
@@ -119,10 +133,11 @@ class LocalBackend:
                 self._selector.unregister(key.fileobj)
 
     def clear(self) -> None:
-        """Kills what still runs, also processes that left their worker's session."""
+        """Kills what still runs, also processes that left their worker's session; spares that are ready stay."""
         for worker in self._workers:
             worker.kill()
-        guard.kill_marked(self._job.identity)
+        self._drop_spares(but_ready=True)
+        guard.kill_marked(self._job.identity, but=[spare.process.pid for spare in self._spares])
         self._wait_for_death()
         for worker in self._workers:
             if worker.output.fileno() in self._selector.get_map():
@@ -133,6 +148,7 @@ class LocalBackend:
 
     def close(self) -> None:
         """Kills what still runs and lets the guard remove the scratch folder."""
+        self._drop_spares()
         self.clear()
         self._selector.close()
         if self._guard is not None:
@@ -152,6 +168,42 @@ class LocalBackend:
         # A worker that is told its place must not hear of another one from a scheduler.
         inherited = without_peers(self._environ) if "TF_CONFIG" in command.environ else self._environ
         return {**inherited, **command.environ}
+
+    def _keep_spares(self) -> None:
+        """Once all workers train, starts one process for each, which can take its place in the next attempt."""
+        if self._spares:
+            if not self._has_told_of_spares and all(spare.is_ready() for spare in self._spares):
+                self._has_told_of_spares = True
+                self._console.note(f"--standby: {len(self._spares)} spare process(es) are ready")
+            return
+        if not self._workers or not all(map(_trains, self._workers)):
+            return
+        self._has_told_of_spares = False
+        try:
+            for worker in self._workers:
+                self._spares.append(Spare(worker.command.argv, self._all_variables(worker.command)))
+                self._tell_guard()
+        except OSError as error:
+            self._standby = False
+            self._drop_spares()
+            self._console.note(f"--standby: no spare process can be started: {error}; the job goes on without them")
+
+    def _spare_process(self, command: Command, environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+        """A spare that is this worker from now on; None where there is none that can be."""
+        for spare in self._spares:
+            if spare.fits(command.argv, environ) and spare.is_ready():
+                self._spares.remove(spare)
+                with contextlib.suppress(OSError):
+                    return spare.become(environ)
+                break
+        return None
+
+    def _drop_spares(self, *, but_ready: bool = False) -> None:
+        kept = [spare for spare in self._spares if but_ready and spare.is_ready()]
+        for spare in self._spares:
+            if spare not in kept:
+                spare.close()
+        self._spares = kept
 
     def _wait_for_death(self) -> None:
         deadline = time.monotonic() + _DEATH_SECONDS
@@ -207,6 +259,7 @@ class LocalBackend:
         if self._guard is None or self._guard.stdin is None or self._guard.poll() is not None:
             return
         groups = [str(worker.process.pid) for worker in self._workers if worker.exit_code is None]
+        groups += [str(spare.process.pid) for spare in self._spares]
         with contextlib.suppress(OSError):
             self._guard.stdin.write(" ".join(groups).encode() + b"\n")
             self._guard.stdin.flush()
@@ -217,9 +270,12 @@ class LocalWorker:
 
     Args:
       environ: all its variables.
+      process: one that has become this worker already; None to start one.
     """
 
-    def __init__(self, command: Command, tee: Tee, environ: Mapping[str, str]):
+    def __init__(
+        self, command: Command, tee: Tee, environ: Mapping[str, str], process: subprocess.Popen[bytes] | None = None
+    ):
         self.command = command
         self.tee = tee
         self.exit_code: int | None = None
@@ -227,7 +283,7 @@ class LocalWorker:
         self.report: Report | None = None
         self.error: ErrorRecord | None = None
         self.last_alive = time.monotonic()
-        self.process = child_process.start(
+        self.process = process or child_process.start(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -307,6 +363,13 @@ class LocalWorker:
         if not hasattr(os, "waitid"):
             return self.process.poll() is not None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _trains(worker: LocalWorker) -> bool:
+    report = worker.report
+    if report is None or report.step is None or report.first_step is None:
+        return False
+    return report.step > report.first_step
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -39,13 +39,22 @@ _codes: list[int] | None = None
 def run_program(main: Callable[[], int]) -> NoReturn:
     """Runs what this process is for and ends the process with its exit code, once all functions of `atexit` have run.
 
-    Call it before TensorFlow is imported: of those functions, its own is the last.
+    Call it, or `register`, before TensorFlow is imported: of those functions, its own is the last.
     """
-    global _kept, _codes
-    _kept, _codes = [], []
-    atexit.register(_end_with, _codes)
-    _codes.append(main())
-    sys.exit(_codes[0])
+    global _kept
+    _kept = []
+    codes = register()
+    codes.append(main())
+    sys.exit(codes[0])
+
+
+def register() -> list[int]:
+    """Has this process end without destructors, once; returns the list that its exit code is to be put into."""
+    global _codes
+    if _codes is None:
+        _codes = []
+        atexit.register(_end_with, _codes)
+    return _codes
 
 
 def end_first() -> None:
