@@ -23,7 +23,7 @@ The map, from the door inwards. A room may use those below it, never those above
     reporting          console, metrics.jsonl, summary.json, TensorBoard, report.html
     machine            cluster, devices, strategy, TPU, ports, child processes, TensorFlow's import
     model_dir          the folder of a run, and the lease of its one writer
-    worker             the worker's side of a supervised job: progress, being asked to stop
+    worker             the worker's side of a supervised job: progress, being asked to stop, drills
     config             gin files and bindings, checked before anything is built
     errors             users' errors, exit codes, the nearest name
 """

@@ -24,7 +24,7 @@ from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, fa
 from launcher.machine import compile_cache, exit_barrier, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
-from launcher.worker import preemption, progress
+from launcher.worker import drill, preemption, progress
 
 _ENDING = f"Exit codes: {'; '.join(f'{code} {says}' for code, says in EXIT_CODES.items())}."
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(request.data_dir)
         if isinstance(request, modes.TrainRequest) and request.compile_cache is not None:
             compile_cache.use(request.compile_cache)
+        drill.install(os.environ)
         trains = mode.trains and not request.dry_run
         with preemption.before_training() if trains else contextlib.nullcontext():
             if mode.needs_tensorflow:

@@ -16,6 +16,7 @@ import numpy as np
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
+from launcher.worker import drill
 
 
 def write_checkpoint(
@@ -48,6 +49,7 @@ def write_checkpoint(
             directory.mkdir(parents=True, exist_ok=True)
             sync(directory.parent)
         temporary.mkdir()
+        drill.before_write()
         _write_bundle(temporary / STATE, arrays)
         files: dict[str, dict[str, Any]] = {}
         for path in sorted(temporary.iterdir()):

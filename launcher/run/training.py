@@ -28,6 +28,7 @@ from launcher.reporting.trackers import Prometheus
 from launcher.run import description, session
 from launcher.run.actions.base import (
     Action,
+    DrillFault,
     LastEvents,
     MeasureFlops,
     RecordAttempt,
@@ -245,7 +246,7 @@ class _Run:
     def _lasting_actions(self, built: Session) -> list[Action]:
         """Those that go on where the run goes back to an earlier checkpoint."""
         order, plan, trains = self._order, self._plan, self._order.trains
-        actions: list[Action] = [self._last_events]
+        actions: list[Action] = [DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(SaveConfig(order.model_dir, self._reporter.note))
             if trains:

@@ -1,1 +1,1 @@
-"""The worker's side of a supervised job: progress, and being asked to stop."""
+"""The worker's side of a supervised job: progress, being asked to stop, drills."""

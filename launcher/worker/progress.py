@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, LauncherError
+from launcher.worker import drill
 
 PROGRESS_FILE = "LAUNCHER_PROGRESS_FILE"
 ERROR_FILE = "LAUNCHER_ERROR_FILE"
@@ -50,6 +51,7 @@ class Report:
       time: Unix seconds.
       monotonic: seconds of the host's monotonic clock, which all its processes share.
       first_step: the step this worker began at; None before it is known.
+      drill_struck: whether a drill's fault has happened in it.
       stopping: whether it has been asked to stop, so that all are.
     """
 
@@ -59,6 +61,7 @@ class Report:
     time: float
     monotonic: float
     first_step: int | None = None
+    drill_struck: bool = False
     stopping: bool = False
 
 
@@ -121,6 +124,7 @@ class Progress:
                 time=time.time(),
                 monotonic=time.monotonic(),
                 first_step=self._first_step,
+                drill_struck=drill.has_struck(),
                 stopping=self._stopping,
             )
             _write(self._path, dataclasses.asdict(report), _REPORT_BYTES)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from places import SMALL_DIGITS
 
 from launcher import launch as entry
+from launcher.checkpoints import CheckpointStore
+from launcher.errors import UsageError
+from launcher.worker import drill, progress
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
@@ -36,15 +41,23 @@ def assert_passed(job, finished, record, *, restarts=1):
     assert "[launcher] drill passed: " in finished.stdout
 
 
-def test_a_fault_is_noticed_named_and_healed(rehearse):
-    job, finished, record = rehearse("kill")
+@pytest.mark.parametrize(
+    ("kind", "rank", "what"),
+    [
+        ("kill", 1, "was killed by SIGKILL"),
+        pytest.param("exception", 1, "ended with exit code 75: OSError", marks=pytest.mark.nightly),
+        ("disk_full", 0, "ended with exit code 75: CheckpointWriteError"),
+    ],
+)
+def test_a_fault_is_noticed_named_and_healed(rehearse, kind, rank, what):
+    job, finished, record = rehearse(kind)
     assert_passed(job, finished, record)
-    assert record["named"].startswith("worker 1 was killed by SIGKILL")
+    assert record["named"].startswith(f"worker {rank} {what}")
     assert record["seconds_to_training"] > record["seconds_to_detection"] >= 0
     assert job.log(2, 0).startswith(f"training from step {record['resumed_from']},")
     assert record["final_step"] == record["resumed_from"] + 3
     (line,) = (json.loads(line) for line in (job.model_dir / "attempts.jsonl").read_text().splitlines())
-    assert "worker 1 " in line["ended_by"] and "SIGKILL" in line["ended_by"]
+    assert f"worker {rank} " in line["ended_by"] and what.rpartition(" ")[2] in line["ended_by"]
     assert record["goodput"]["start-up"] > 0 and "  goodput " in finished.stdout
 
 
@@ -52,6 +65,13 @@ def test_a_frozen_worker_is_noticed_before_anybody_misses_it(rehearse):
     job, finished, record = rehearse("freeze")
     assert_passed(job, finished, record)
     assert record["named"].startswith("worker 1 is frozen")
+
+
+def test_a_stuck_worker_is_noticed_by_the_stall_timeout_and_where_it_is_stuck_is_said(rehearse):
+    job, finished, record = rehearse("stuck", "--stall_timeout=2", "--drill_worker=0")
+    assert_passed(job, finished, record)
+    assert record["named"].startswith("worker 0 is stuck: no progress for ")
+    assert "launcher/worker/drill.py" in record["named"] and "in _never_return" in record["named"]
 
 
 def test_a_preempted_job_has_saved_its_last_step_and_runs_again_to_its_end(rehearse):
@@ -80,6 +100,13 @@ def test_workers_that_trust_a_damaged_checkpoint_do_not_pass(rehearse):
     _, finished, record = rehearse("corrupt_checkpoint", trusting=True)
     assert finished.returncode == 70
     assert [failure for failure in record["failures"] if " was damaged" in failure]
+
+
+def test_a_job_that_goes_on_with_a_full_disk_passes_without_a_restart(rehearse):
+    job, finished, record = rehearse("disk_full", disk_full="continue")
+    assert_passed(job, finished, record, restarts=0)
+    assert record["named"] is None and record["seconds_to_detection"] is None
+    assert "going on without a checkpoint of step " in job.log(1, 0)
 
 
 def test_the_step_and_the_worker_can_be_chosen(rehearse):
@@ -136,6 +163,7 @@ def test_the_result_is_compared_with_an_undisturbed_run(run_job, tmp_path):
         (["--drill_step=3"], ["--drill_step=3", "--drill="]),
         (["--drill=kill", "--drill_worker=2"], ["--drill_worker=2", "0 to 1"]),
         (["--drill=kill", "--drill_step=0"], ["--drill_step=0"]),
+        (["--drill=disk_full", "--drill_worker=1"], ["--drill_worker=1", "worker 0"]),
         (["--drill=kill", "--max_restarts=0"], ["--max_restarts=0"]),
         (["--drill=kill", "--drill_reference=nowhere"], ["--drill_reference=nowhere"]),
     ],
@@ -148,6 +176,59 @@ def test_a_drill_that_cannot_be_is_refused_before_anything_runs(capsys, tmp_path
     for part in said:
         assert part in printed.err
     assert os.listdir(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------------ in the worker
+
+
+def test_without_the_variable_nothing_happens_at_all():
+    program = (
+        "import os, signal; from launcher.worker import drill\n"
+        "drill.install({}); drill.between_steps(); drill.before_write()\n"
+        "assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["", "kill", "Exception", "exception,stuck"])
+def test_a_fault_that_no_worker_knows_is_refused(value):
+    with pytest.raises(UsageError, match="LAUNCHER_DRILL="):
+        drill.install({drill.VARIABLE: value})
+
+
+def test_the_fault_waits_for_its_sign_and_happens_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(drill, "_drill", drill._Drill())
+    before = signal.getsignal(signal.SIGUSR2)
+    told = progress.Progress({progress.PROGRESS_FILE: str(tmp_path / "progress")})
+    try:
+        drill.install({drill.VARIABLE: "disk_full"})
+        drill.before_write()
+        signal.raise_signal(signal.SIGUSR2)
+        drill.between_steps()  # is another fault's place
+        told.report(phase="checkpoint", step=3)
+        assert not progress.read_report(tmp_path / "progress").drill_struck
+        with pytest.raises(OSError, match="No space left on device"):
+            drill.before_write()
+        drill.before_write()
+        told.report(phase="train")
+        assert progress.read_report(tmp_path / "progress").drill_struck
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_checkpoint_that_finds_the_disk_full_leaves_the_older_ones_and_nothing_half_written(monkeypatch, tmp_path):
+    import numpy as np
+
+    from launcher.checkpoints import CheckpointWriteError
+
+    store = CheckpointStore(str(tmp_path))
+    store.save(1, {"weight": np.ones(3)})
+    monkeypatch.setattr(drill, "_drill", drill._Drill(kind=drill.DISK_FULL, armed=True))
+    with pytest.raises(CheckpointWriteError, match="No space left"):
+        store.save(2, {"weight": np.ones(3)})
+    assert os.listdir(tmp_path) == ["step_00000001"]
+    store.save(2, {"weight": np.ones(3)})
+    assert store.latest() == 2
 
 
 # ------------------------------------------------------------------------------------------------------ real training

@@ -7,6 +7,7 @@ FAKE_WORKER in the environment is a JSON object:
   weights: what they hold
   trusting: whether the next attempt goes on from the newest without looking
   wait_for_fault: step at which the first attempt waits for what is done to it
+  disk_full: "stop" (default) or "continue": what a checkpoint that cannot be written means
   on_sigterm: "die" (default), "save" (leave with 42) or "ignore"
   hosts: whether peers are on several hosts, which share model_dir and, here, a kernel
   show: variables of the environment that it prints first, as far as they are set
@@ -30,7 +31,7 @@ from pathlib import Path
 
 from launcher import errors
 from launcher.machine.cluster import resolve
-from launcher.worker import preemption
+from launcher.worker import drill, preemption
 from launcher.worker.preemption import StopRequest
 from launcher.worker.progress import Progress, install_stack_dump, record_error
 
@@ -41,6 +42,7 @@ DEFAULTS = {
     "checkpoint": False,
     "hollow": True,
     "trusting": False,
+    "disk_full": "stop",
     "on_sigterm": "die",
     "hosts": False,
     "show": [],
@@ -227,12 +229,31 @@ def save(step):
     folder = checkpoint(step)
     writing = folder.with_name(f".writing-{folder.name}")
     writing.mkdir(parents=True, exist_ok=True)
+    drill.before_write()
     for name, content in contents.items():
         (writing / name).write_bytes(content)
     (writing / "manifest.json").write_text(json.dumps(manifest))
     if folder.exists():  # a damaged one, or of a step that is repeated
         folder.rename(folder.with_name(f"old-{ATTEMPT}-{folder.name}"))
     writing.rename(folder)
+
+
+def fail_as_drilled():
+    try:
+        drill.between_steps()
+    except OSError as error:
+        raise_error(type(error).__name__, str(error), 75)
+
+
+def save_or_fail(step):
+    try:
+        save(step)
+    except OSError as error:
+        if SETTINGS["disk_full"] == "stop":
+            raise_error("CheckpointWriteError", str(error), 75)
+        say(f"going on without a checkpoint of step {step}: {error}")
+        (MODEL_DIR / ".last_step").write_text(str(step + 3))
+        (MODEL_DIR / ".last_step").rename(MODEL_DIR / "last_step")
 
 
 def checkpoint(step):
@@ -253,12 +274,13 @@ def last_step(first):
         return SETTINGS["steps"]
     if ATTEMPT > 1:
         return first + 3
-    path = MODEL_DIR / "last_step"  # which a test leaves after a fault that the job goes on after
+    path = MODEL_DIR / "last_step"  # which somebody leaves who goes on after a fault
     return int(path.read_text()) if path.exists() else sys.maxsize
 
 
 def main():
     install_stack_dump(os.environ)
+    drill.install(os.environ)
     if SETTINGS["on_sigterm"] == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with asked_to_stop.installed() if SETTINGS["on_sigterm"] == "save" else contextlib.nullcontext():
@@ -287,6 +309,7 @@ def train():
     first = step
     while step < last_step(first):
         misbehave(step)
+        fail_as_drilled()
         if ATTEMPT == 1 and step and step == SETTINGS["wait_for_fault"]:
             quick_execute(lambda: any(not alive(rank) for rank in peers()))
         if asked_to_stop():
@@ -298,7 +321,7 @@ def train():
         progress.report(phase="train", step=step)
         if SETTINGS["checkpoint"] and RANK == 0:
             progress.report(phase="checkpoint", step=step)
-            save(step)
+            save_or_fail(step)
             progress.report(phase="train", step=step)
         if stopping:
             # A worker may know from its peers that it is to stop before it is told itself.

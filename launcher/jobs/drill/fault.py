@@ -6,6 +6,7 @@ time, measures what follows, and says at the end whether all was as it should be
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from launcher.jobs.drill.verdict import Attempt, Fault
 from launcher.jobs.job import Command, Job, Worker
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Verdict
+from launcher.worker import drill
 from launcher.worker.progress import Report
 
 _SIGNALS = {KILL: signal.SIGKILL, CORRUPT: signal.SIGKILL, FREEZE: signal.SIGSTOP}
@@ -27,6 +29,9 @@ _WORDS = {
     FREEZE: "SIGSTOP to worker {}",
     PREEMPT: "SIGTERM to the whole job, as a scheduler sends it; afterwards it is run again",
     CORRUPT: "SIGKILL to worker {}, and damage to the newest checkpoint before the restart",
+    drill.EXCEPTION: "an exception in worker {}",
+    drill.STUCK: "worker {} blocks for ever between two steps, which is for the stall timeout to notice",
+    drill.DISK_FULL: "the next checkpoint of worker {} finds the disk full, once",
 }
 
 
@@ -45,18 +50,26 @@ class Drill:
         self._known_steps = set(files.all_steps(self._model_dir))
         self._new_steps: set[int] = set()
         self._looked_at: Report | None = None
+        self._struck = False
         self.attempts: list[Attempt] = []
         self.fault: Fault | None = None
 
     def commands(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
-        """Before an attempt, when nothing of the one before runs any more and reads a checkpoint that is damaged now.
+        """Before an attempt, when nothing of the one before runs any more; returns what to start.
 
-        Returns what to start.
+        Damages the checkpoint now that nothing reads it; tells the worker of the first attempt what to rehearse.
         """
         if self.attempts:
             self._after_attempt(self.attempts[-1])
         self.attempts.append(Attempt())
-        return commands
+        if len(self.attempts) > 1 or not self._plan.in_worker:
+            return commands
+        return tuple(
+            dataclasses.replace(command, environ={**command.environ, drill.VARIABLE: self._plan.kind})
+            if command.rank == self._plan.worker
+            else command
+            for command in commands
+        )
 
     def turn(self, workers: Sequence[Worker]) -> None:
         """Some times a second: notes how far the workers are, and makes the fault when it is time."""
@@ -68,6 +81,10 @@ class Drill:
             may_strike = self.fault is None and len(self.attempts) == 1 and worker.command.rank == self._plan.worker
             if may_strike and self._is_time(worker.report):
                 self._strike(worker)
+        for each in reports:
+            if self.fault and not self._struck and each.drill_struck:
+                self._struck = True
+                self.fault.at = max(self.fault.at, each.monotonic)
 
     def judged(self, workers: Sequence[Worker], verdict: Verdict) -> None:
         """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
@@ -78,6 +95,10 @@ class Drill:
             attempt.cause, attempt.what = verdict.cause.rank, first_error.what_happened(verdict.cause)
             if verdict.cause.error:
                 attempt.what += f": {verdict.cause.error.type}"
+        if self.fault is not None and self._plan.in_worker and not self._struck and len(self.attempts) == 1:
+            # The worker's last report before the fault is the nearest to it that anybody has seen.
+            reports = [w.report for w in workers if w.command.rank == self._plan.worker and w.report is not None]
+            self.fault.at = max([self.fault.at, *(report.monotonic for report in reports)])
 
     def _after_attempt(self, attempt: Attempt) -> None:
         attempt.newest_checkpoint = files.newest_step(self._model_dir)
@@ -119,4 +140,4 @@ class Drill:
         if self._plan.kind == PREEMPT:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
-            worker.send(_SIGNALS[self._plan.kind])
+            worker.send(_SIGNALS.get(self._plan.kind, signal.SIGUSR2))

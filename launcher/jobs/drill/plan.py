@@ -9,9 +9,10 @@ from absl import flags
 
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
+from launcher.worker import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
-KINDS = (KILL, FREEZE, PREEMPT, CORRUPT)
+KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)
 FLAGS = {
     "drill": (
         flags.DEFINE_enum, None, KINDS,
@@ -19,7 +20,7 @@ FLAGS = {
     ),
     "drill_worker": (
         flags.DEFINE_integer, None,
-        "Worker that the fault happens in. Default: the last.",
+        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints.",
     ),
     "drill_step": (
         flags.DEFINE_integer, None,
@@ -47,6 +48,11 @@ class DrillPlan:
     step: int | None = None
     reference: Path | None = None
 
+    @property
+    def in_worker(self) -> bool:
+        """Whether the worker makes the fault itself, when told."""
+        return self.kind in drill.KINDS
+
 
 def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
     """The drill that the flags describe, checked against the job; None without --drill."""
@@ -57,9 +63,11 @@ def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
                 raise UsageError(f"--{name}={options[name].value}: needs --drill={'|'.join(KINDS)}")
         return None
     if worker is None:
-        worker = job.workers - 1
+        worker = 0 if kind == drill.DISK_FULL else job.workers - 1
     if not 0 <= worker < job.workers:
         raise UsageError(f"--drill_worker={worker}: the workers of this job are 0 to {job.workers - 1}")
+    if kind == drill.DISK_FULL and worker:
+        raise UsageError(f"--drill_worker={worker}: only worker 0 writes checkpoints; leave the flag out for disk_full")
     if step is not None and step < 1:
         raise UsageError(f"--drill_step={step}: must be 1 or more")
     if not job.max_restarts and kind != PREEMPT:

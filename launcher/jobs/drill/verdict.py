@@ -11,6 +11,7 @@ from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.reporting.attempts import describe, reckon
+from launcher.worker import drill
 
 
 @dataclasses.dataclass
@@ -77,7 +78,7 @@ def conclude(
             "its end. Bind train.checkpoint_every, or give --drill_step"
         )
     else:
-        failures += _failures(plan, struck, healed, fault, model_dir)
+        failures += _failures(plan, struck, healed, fault, exit_code, model_dir)
     if orphans:
         failures.append(f"{orphans} process(es) of the job are left on this host")
     if difference:
@@ -128,9 +129,13 @@ def text(verdict: Mapping[str, Any], model_dir: Path) -> str:
     return "\n".join([*told, *(f"  not passed: {failure}" for failure in verdict["failures"])])
 
 
-def _failures(plan: DrillPlan, struck: Attempt, healed: Attempt | None, fault: Fault, model_dir: Path) -> list[str]:
+def _failures(
+    plan: DrillPlan, struck: Attempt, healed: Attempt | None, fault: Fault, exit_code: int, model_dir: Path
+) -> list[str]:
     if healed is None:
-        return ["the job was not started again"]
+        # With a full disk, a job may also be told to go on.
+        goes_on = plan.kind == drill.DISK_FULL and exit_code == EXIT_DONE
+        return [] if goes_on else ["the job was not started again"]
     found = []
     if plan.kind == PREEMPT:
         if struck.exit_code != EXIT_PREEMPTED:

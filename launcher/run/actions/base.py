@@ -18,6 +18,7 @@ from launcher.reporting.reporter import Reporter
 from launcher.step.flops import Flops
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.watch.precision_watch import Watch
+from launcher.worker import drill
 from launcher.worker.progress import Progress
 
 Event = dict[str, Any]
@@ -168,6 +169,13 @@ class RecordAttempt(Action):
 
     def on_evaluation(self, event: Event) -> None:
         self._file.at(event["step"])
+
+
+class DrillFault(Action):
+    """Lets a drill's fault happen between steps."""
+
+    def before_steps(self) -> None:
+        drill.between_steps()
 
 
 class MeasureFlops(Action):
