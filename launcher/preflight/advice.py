@@ -27,7 +27,7 @@ def advise(
     Args:
       costs, hbm, bounds: of one device.
       policy: Keras dtype policy of the run.
-      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard_optimizer`; else 0.
+      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard = 'optimizer'`; else 0.
     """
     return (
         *_reductions(costs, bounds, where),
@@ -58,7 +58,7 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
 
 
 def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int) -> Iterator[str]:
-    """What `train.shard_optimizer` costs on the wire: nothing is told of its gain, which is in the memory needed."""
+    """What sharding the optimizer costs on the wire: nothing is told of its gain, which is in the memory needed."""
     if not gradient_bytes or where.num_replicas == 1:
         return
     whole = Collective(kind="all-reduce", bytes=gradient_bytes, times=1, dtypes=(), source=OpSource())
@@ -75,7 +75,7 @@ def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int)
         else "an all-gather puts the weights together"
     )
     yield (
-        f"train.shard_optimizer = True takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
+        f"train.shard = 'optimizer' takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
         f"step, {bounds.wire_seconds / alone:.1f} times the {milliseconds(alone)} of reducing "
         f"{bytes_text(gradient_bytes)} of gradients without it: {sums}, and {gathers}"
     )

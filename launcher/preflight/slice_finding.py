@@ -71,7 +71,7 @@ class ModelFacts:
       keeps_activations: whether `train.rematerialize` would have the model keep less of them.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
-      shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
+      shareable_bytes: of the optimizer's state and the averages, which `train.shard` would share out; 0 where
         it does already or cannot.
       kind: its name and the size of its images, as published rates have it.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
@@ -197,7 +197,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         steps=plan.total_steps,
         model_flops=model.flops.model if model.flops else None,
     )
-    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard_optimizer else 0
+    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard == "optimizer" else 0
     return dataclasses.replace(
         found,
         costs=costs,
@@ -238,7 +238,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         keeps_activations=not all(layer.rematerialize for layer in layer_settings.rematerializing(model)),
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
-        shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
+        shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
         kind=f"{model.name}{image}",
         computed=layer_settings.describe(resolved, model),
         flops=flops.count(lowered.graph, loops),

@@ -80,7 +80,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
             "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
             "more collective"
         )
-        yield [_binding(finding, "train.shard_optimizer = True", why)]
+        yield [_binding(finding, "train.shard = 'optimizer'", why)]
     yield _microbatches(finding, hbm)
     if model.keeps_activations:
         why = (

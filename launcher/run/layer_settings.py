@@ -165,11 +165,11 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
 
     Told of state of the size of a weight, of which Adam has two: what an optimizer has is known once it is built.
     """
-    if not plan.recipe.shard_optimizer:
+    if plan.recipe.shard == "none":
         return ""
     replicas = plan.strategy.num_replicas
     if replicas == 1:
-        return "train.shard_optimizer = True: one replica holds all of it"
+        return f"train.shard = {plan.recipe.shard!r}: one replica holds all of it"
     parts = [(variable, shard_of(variable, replicas)) for variable in model.trainable_variables]
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])

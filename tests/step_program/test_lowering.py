@@ -117,7 +117,7 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
 
 @pytest.mark.parametrize("for_tpu", [False, True])
 def test_state_that_is_shared_out_is_an_argument_of_a_replicas_part(for_tpu):
-    params = [*pods.SMALL_CONVOLUTIONS, "train.shard_optimizer = True", "train.ema_decay = 0.9"]
+    params = [*pods.SMALL_CONVOLUTIONS, "train.shard = 'optimizer'", "train.ema_decay = 0.9"]
     built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 4)
     program = lowering.lower_session(built, for_tpu=for_tpu).program
     shapes = {argument.name: argument.shape for argument in program.arguments if argument.kind == "variable"}
