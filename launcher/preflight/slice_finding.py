@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
-import tensorflow as tf
 
 from launcher.config import gin_used
 from launcher.errors import UsageError
@@ -210,14 +209,9 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
 
 def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
     """The program, what its model is like, and the line of user code that each operation is from."""
-    session = lowering.build(resolved, num_replicas)
+    session = lowering.build(resolved, num_replicas, without_values=True)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
     found = lowered.program, _facts(resolved, session, lowered), op_source.user_lines(lowered.graph)
-    # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
-    # graph with a custom gradient for good, and with it the variables: their values go by themselves.
-    for variable in lowered.variables.values():
-        nothing = tf.zeros([0], variable.dtype)
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
     del session, lowered
     keras.utils.clear_session()  # collects garbage
     return found

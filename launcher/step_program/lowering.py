@@ -6,6 +6,7 @@ collectives become those of the pod (`pod_replica`); nothing here knows what a s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.step import initial_values
 from launcher.step.state import unique_name
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
@@ -78,7 +80,7 @@ class Lowered:
     notes: tuple[str, ...]
 
 
-def build(plan: RunPlan, num_replicas: int) -> Session:
+def build(plan: RunPlan, num_replicas: int, *, without_values: bool = False) -> Session:
     """The session of one replica among `num_replicas`, to be lowered.
 
     Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
@@ -86,12 +88,14 @@ def build(plan: RunPlan, num_replicas: int) -> Session:
     Args:
       plan: of any strategy; its policy, reduce dtype and seed are taken as they are.
       num_replicas: among which the recipe's global batch is divided.
+      without_values: the variables have none, and take no memory.
 
     Raises:
       UsageError: JAX is missing, the batch cannot be divided, or the model refuses.
     """
     jax_parts.load()
-    return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
+    with initial_values.left_out() if without_values else contextlib.nullcontext():
+        return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
 
 
 def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:

@@ -3,8 +3,8 @@
 That is ZeRO stage 3 (Rajbhandari et al. 2020, arXiv 1910.02054). A step whose optimizer is sharded reads and writes
 each weight whole; its StableHLO is rewritten here, and no partitioner of XLA's takes part:
 
-- a divided weight is an argument and a result of a part's shape: what cut the replica's shard out of the whole goes, and
-  so does what put the new shards together;
+- a divided weight is an argument and a result of a part's shape: what cut the replica's shard out of the whole goes,
+  and so does what put the new shards together;
 - its uses in the forward pass get one all_gather of the part, those in the backward pass another, in 16 bits where the
   model casts the weight;
 - each gather waits, by an optimization_barrier, for the features that its layer begins with, so that the compiler makes
@@ -133,7 +133,7 @@ class _Rewriting:
         self._retype(self.function, [one.type for one in self.main.returned.operands])
         return gathered
 
-    # ------------------------------------------------------------------------------------------------------- what is there
+    # ---------------------------------------------------------------------------------------------------- what is there
 
     def _gradients(self) -> Iterator[tuple[Any, list[Any], int]]:
         """Each reduction of which a replica uses its own part alone: it, the slices, and the dimension."""
@@ -145,7 +145,9 @@ class _Rewriting:
 
     def _forward(self) -> set[Any]:
         """The operations of the passes' block that the loss depends on."""
-        of_all = _owner(_origin(self.main.returned.operands[0], "stablehlo.slice", "stablehlo.reshape"))  # the scalars that a step reports
+        of_all = _owner(
+            _origin(self.main.returned.operands[0], "stablehlo.slice", "stablehlo.reshape")
+        )  # the scalars that a step reports
         if of_all is None or of_all.name != "stablehlo.concatenate":
             raise RuntimeError(f"the loss is not among the scalars of the step, but made by {of_all}")
         found = self._needed([of_all.operands[0]], self.main)
@@ -166,7 +168,7 @@ class _Rewriting:
     def _is_loop(self, one: Any) -> bool:
         return self.loop is not None and one is not None and one == self.loop
 
-    # -------------------------------------------------------------------------------------------------- weights as parts
+    # ------------------------------------------------------------------------------------------------- weights as parts
 
     def _take_part(self, number: int, axis: int) -> list[_Use]:
         """Has a weight, and its new value, be a part; returns its other uses."""
@@ -210,7 +212,7 @@ class _Rewriting:
                 self._retype(function, list(function.type.results))
         return uses
 
-    # --------------------------------------------------------------------------------------------------- gradients' parts
+    # ------------------------------------------------------------------------------------------------- gradients' parts
 
     def _scatter(self, reduction: Any, slices: Sequence[Any], axis: int) -> None:
         """Gives each replica its part alone of a gradient, as soon as this is known; in the loop, of each turn's."""
@@ -375,7 +377,7 @@ def _origin(value: Any, *through: str) -> Any:
 
 def _uses(value: Any) -> list[tuple[Any, int]]:
     """The operations that use a value, by which operand, also through operations that change nothing."""
-    found = []
+    found: list[tuple[Any, int]] = []
     for use in value.uses:
         one = use.owner.operation
         changes_nothing = _changes_nothing(one) and use.operand_number == 0
