@@ -33,7 +33,7 @@ def are_left_out() -> bool:
 
 @contextlib.contextmanager
 def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """`strategy.scope()`, in which the CPU of this process computes first values for a TPU, unless they are left out."""
+    """`strategy.scope()`, in which this process's CPU computes first values for a TPU, unless they are left out."""
     creator = _from_host if isinstance(strategy, tf.distribute.TPUStrategy) else None
     creator = _without_value if are_left_out() else creator
     with strategy.scope(), contextlib.ExitStack() as inside:
