@@ -72,6 +72,7 @@ class ModelFacts:
       notes: what the task says of its model on such devices.
       shareable_bytes: of the optimizer's state and the averages, which `train.shard` would share out; 0 where
         it does already or cannot.
+      gathered_bytes: of weights that a step puts together, under `train.shard = 'all'`.
       kind: its name and the size of its images, as published rates have it.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
       flops: of one replica's step, as its graph has them; None where it does not tell.
@@ -84,6 +85,7 @@ class ModelFacts:
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
+    gathered_bytes: int = 0
     kind: str = ""
     computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flops: Flops | None = None
@@ -202,7 +204,14 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         costs=costs,
         roofline=bounds if accounted.fits else None,
         advice=advice.advise(
-            costs, accounted, where, policy=plan.policy, bounds=bounds, shared_gradient_bytes=gradient_bytes
+            costs,
+            accounted,
+            where,
+            policy=plan.policy,
+            bounds=bounds,
+            shared_gradient_bytes=gradient_bytes,
+            gathered_bytes=model.gathered_bytes,
+            weights=model.trained_parameters,
         ),
     )
 
@@ -233,6 +242,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
+        gathered_bytes=resolved.microbatches * lowered.program.gathered_bytes,
         kind=f"{model.name}{image}",
         computed=layer_settings.describe(resolved, model),
         flops=flops.count(lowered.graph, loops),

@@ -174,7 +174,8 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])
     divided = bytes_of([variable for variable, part in parts if part is not None])
+    of, often = ("the weights, and every", "a pass") if plan.recipe.shard == "all" else ("every", "a step")
     return (
-        f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
-        f"average of the weights; {bytes_text(divided)} of weights are all-gathered a step"
+        f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for {of} slot and "
+        f"average of the weights; {bytes_text(divided)} of weights are all-gathered {often}"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import in_parts
 import numpy as np
-import pods
 import pytest
 import text_run
 
@@ -23,7 +22,14 @@ def text_folder(tmp_path_factory):
 def language_model(folder, *more):
     wide = ("language_model.width = 64", "language_model.heads = 4", "language_model.hidden = 128")
     # The norm is summed in another order, and must not matter for the rest.
-    own = (*wide, 'Clipping.global_norm = None', "train.steps = 12", "train.global_batch_size = 16", "train.rematerialize = True", "train.ema_decay = 0.9")
+    own = (
+        *wide,
+        "Clipping.global_norm = None",
+        "train.steps = 12",
+        "train.global_batch_size = 16",
+        "train.rematerialize = True",
+        "train.ema_decay = 0.9",
+    )
     return "lm_cpu.gin", [*text_run.corpus_bindings(folder), *own, *more]
 
 
@@ -40,7 +46,5 @@ def assert_trains_equal(found, expected, tolerance=0.0):
 
 
 def test_a_language_model_trains_to_the_same_bits(text_folder, run_launcher, tmp_path):
-    recipe, params = language_model(
-        text_folder, "train.precision = 'mixed_bfloat16'", "language_model.dropout = 0.15"
-    )
+    recipe, params = language_model(text_folder, "train.precision = 'mixed_bfloat16'", "language_model.dropout = 0.15")
     assert_trains_equal(*in_parts.run_both(tmp_path, recipe, params, run_launcher))

@@ -58,7 +58,9 @@ def main(folder: Path) -> None:
                 held[result["name"]] = jax.make_array_from_single_device_arrays(old.shape, old.sharding, parts)
     state = {f"state/{name}": np.asarray(value) for name, value in held.items()}
     bytes_of_one = sum(value.addressable_shards[0].data.nbytes for value in held.values())
-    counts = {kind: executable.hlo_modules()[0].to_string().count(f" {kind}(") for kind in ("all-gather", "reduce-scatter")}
+    counts = {
+        kind: executable.hlo_modules()[0].to_string().count(f" {kind}(") for kind in ("all-gather", "reduce-scatter")
+    }
     peak = executable.get_compiled_memory_stats()
     measured = {"held": bytes_of_one, "temporary": peak.temp_size_in_bytes, **counts}
     np.savez(folder / "out.npz", **state, **{f"report/{name}": found for name, found in reports.items()}, **measured)

@@ -87,6 +87,7 @@ class Collective:
     dtypes: tuple[str, ...]
     source: OpSource
     waits: bool = True  # whether the device does nothing else meanwhile
+    results: int = 0  # bytes that each device has of it, in one turn
 
     @property
     def crossings(self) -> int:
@@ -422,8 +423,11 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
         arrays = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
     else:
         arrays = [_operand(computation, one, place) for place in range(len(one.operands))]
+    results = arrays
     if computation.name.startswith(_REDUCE_SCATTER):
-        kind = "reduce-scatter"
+        kind, results = "reduce-scatter", list(computation.root.shapes)
+    elif kind == "reduce-scatter":
+        results = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
     return Collective(
         kind=kind,
         bytes=sum(array.bytes for array in arrays),
@@ -431,6 +435,7 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
         dtypes=tuple(sorted({array.dtype for array in arrays})),
         source=one.source,
         waits=not one.opcode.endswith("-start"),
+        results=sum(array.bytes for array in results),
     )
 
 
