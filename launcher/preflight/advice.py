@@ -109,8 +109,8 @@ def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:
     found = sum(size for kind, size in sizes.items() if kind != "reduce-scatter")
     if found < _KEPT * wanted:
         yield (
-            f"the compiler puts {bytes_text(found)} of weights together in place of {bytes_text(wanted)}: it has merged "
-            "the gathers of both passes, and holds whole weights from one to the other"
+            f"the compiler puts {bytes_text(found)} of weights together in place of {bytes_text(wanted)}: it has "
+            "merged the gathers of both passes, and holds whole weights from one to the other"
         )
 
 

@@ -22,14 +22,8 @@ def text_folder(tmp_path_factory):
 def language_model(folder, *more):
     wide = ("language_model.width = 64", "language_model.heads = 4", "language_model.hidden = 128")
     # The norm is summed in another order, and must not matter for the rest.
-    own = (
-        *wide,
-        "Clipping.global_norm = None",
-        "train.steps = 12",
-        "train.global_batch_size = 16",
-        "train.rematerialize = True",
-        "train.ema_decay = 0.9",
-    )
+    own = (*wide, "Clipping.global_norm = None", "train.steps = 12", "train.global_batch_size = 16")
+    own = (*own, "train.rematerialize = True", "train.ema_decay = 0.9")
     return "lm_cpu.gin", [*text_run.corpus_bindings(folder), *own, *more]
 
 
