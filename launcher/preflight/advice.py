@@ -17,7 +17,7 @@ from launcher.step_program.op_source import short_name
 
 _WORTH = 0.02  # share of the arithmetic, the memory or the time below which advice would be noise
 _SHOWN = 3
-_KEPT = 0.99  # share of what is to be gathered that is no sign of gathers that were merged
+_KEPT = 0.9  # share of what is to be gathered; less are gathers that were merged
 
 
 def advise(

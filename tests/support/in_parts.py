@@ -12,13 +12,21 @@ import numpy as np
 import pods
 from places import PYTHONPATH
 
+from launcher.run import loading
+from launcher.run.plan import RunPlan
 from launcher.step_program import lowering
+
+
+def plan_of(recipe: str, params: Sequence[str], shard: str = "all") -> RunPlan:
+    """Of a gin file or a program, resolved as for preflight."""
+    machine = loading.Machine(environ={}, strategy="one_device", connect=False)
+    return machine.resolve([recipe], [*params, f"train.shard = '{shard}'"])
 
 
 def write(folder: Path, recipe: str, params: Sequence[str], *, shard: str, replicas: int, steps: int) -> Path:
     """Lowers the step and writes it with its whole first values, and those of its batches."""
     folder.mkdir(parents=True)
-    plan = pods.plan_of(recipe, [*params, f"train.shard = '{shard}'"])
+    plan = plan_of(recipe, params, shard)
     whole_plan = dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, shard="none"))
     whole = lowering.build(whole_plan, replicas).trainer.state.snapshot()
     lowered = lowering.lower_session(lowering.build(plan, replicas))
