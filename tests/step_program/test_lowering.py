@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import numpy as np
 import pods
 import pytest
 import tensorflow as tf
+from places import ROOT
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
@@ -354,3 +356,24 @@ def test_without_jax_it_says_what_to_install_before_a_model_is_built(odd, monkey
     monkeypatch.setattr(plan.recipe.task, "model", lambda: pytest.fail("the model was built"))
     with pytest.raises(UsageError, match=r"pip install -e .*\[preflight\]"):
         lower(plan, 2)
+
+
+MODEL_OF_TEN_GIB = """
+import os, resource, sys
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+import keras, tensorflow as tf
+from launcher.step import initial_values
+
+with initial_values.left_out(), initial_values.scope(tf.distribute.get_strategy()):
+    layers = [keras.layers.Dense(2**15, use_bias=False) for _ in range(3)]
+    keras.Sequential([keras.Input((2**15,)), *layers])
+    small = tf.Variable(tf.ones([8]))
+assert small.numpy().sum() == 8
+assert [tuple(layer.kernel.shape) for layer in layers] == 3 * [(2**15, 2**15)]
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**21, "KiB"
+"""
+
+
+def test_variables_of_a_step_that_is_lowered_without_values_take_no_memory():
+    done = subprocess.run([sys.executable, "-c", MODEL_OF_TEN_GIB], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
