@@ -185,6 +185,7 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
             text,
             {place: whole[argument.name] for place, argument in enumerate(arguments) if argument.name in whole},
             num_replicas=num_replicas,
+            in_loop=session.plan.microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
     axes = _axes(session) | whole

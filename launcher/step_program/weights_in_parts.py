@@ -36,12 +36,19 @@ _LEFT_OVER = {
 
 
 def divide(
-    jax: JaxParts, text: str, axes: Mapping[int, int], *, num_replicas: int, most_scattered: int | None = None
+    jax: JaxParts,
+    text: str,
+    axes: Mapping[int, int],
+    *,
+    num_replicas: int,
+    in_loop: bool = False,
+    most_scattered: int | None = None,
 ) -> tuple[str, int]:
     """Rewrites a module whose weights are whole and whose first result is the loss.
 
     Args:
       axes: by the number of the argument that is a weight, the dimension that is divided.
+      in_loop: whether gradients are those of microbatches, added up in a loop.
       most_scattered: replicas that may scatter in one step; None for any number.
 
     Returns:
@@ -51,7 +58,7 @@ def divide(
     with context, jax.ir.Location.unknown(context):
         module = jax.ir.Module.parse(text)
         main = jax.ir.SymbolTable(module.operation)["main"]
-        gathered = _Rewriting(jax, main, num_replicas, stages(num_replicas, most_scattered)).run(axes)
+        gathered = _Rewriting(jax, main, num_replicas, stages(num_replicas, most_scattered)).run(axes, in_loop)
         module.operation.verify()
         return module.operation.get_asm(enable_debug_info=True), gathered
 
@@ -113,11 +120,11 @@ class _Rewriting:
         self.loop: Any = None  # over microbatches, whose body it is, if there is one
         self.scattered: list[tuple[int, Any]] = []  # gradients' parts, each behind a place of the body
 
-    def run(self, axes: Mapping[int, int]) -> int:
+    def run(self, axes: Mapping[int, int], in_loop: bool) -> int:
         gradients = list(self._gradients())
-        for reduction, *_ in gradients:
-            if (loop := _owner(_origin(reduction.operands[0], "stablehlo.convert"))) and loop.name.endswith(".while"):
-                self.loop, self.body = loop, _Scope(loop.regions[1].blocks[0])
+        if in_loop and gradients:
+            self.loop = _owner(_origin(gradients[0][0].operands[0], "stablehlo.convert"))
+            self.body = _Scope(self.loop.regions[1].blocks[0])
         forward = self._forward()
         uses = [use for number, axis in axes.items() for use in self._take_part(number, axis)]
         for gradient in gradients:

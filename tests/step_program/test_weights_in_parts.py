@@ -72,6 +72,7 @@ def test_in_a_loop_over_microbatches_gradients_are_summed_as_parts(text_folder, 
     ("more", "tolerance"),
     [
         pytest.param(("train.precision = 'mixed_float16'",), 2e-3, id="float16"),
+        pytest.param(("language_model.tie_embeddings = False", "train.loss_chunks = 2"), 1e-5, id="loss in pieces"),
         pytest.param(("train.optimizer = @lamb", "lamb.learning_rate = 0.01"), 1e-5, id="LAMB"),
     ],
 )
@@ -150,3 +151,11 @@ def test_an_optimizer_that_sees_weights_as_a_whole_is_refused(text_folder):
     plan = in_parts.plan_of(recipe, params)
     with pytest.raises(UsageError, match=r"train\.shard: Adafactor .*leave train\.shard out"):
         lowering.build(plan, 8)
+
+
+@pytest.mark.parametrize("flags", [("--mode=train",), ("--mode=train", "--dry_run"), ("--mode=verify",)])
+def test_what_trains_with_tensorflow_refuses_it(flags, run_launcher, tmp_path):
+    shard = "--gin_param=train.shard = 'all'"
+    done = run_launcher("--gin_file=mlp_fashion.gin", "--replicas=2", shard, f"--model_dir={tmp_path}", *flags)
+    assert done.returncode == 64
+    assert "train.shard = 'all': TensorFlow's strategies hold every weight whole" in done.stderr
