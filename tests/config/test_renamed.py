@@ -56,7 +56,7 @@ def test_an_old_value_means_what_it_meant(load, old, new):
     gin_bindings.reset()
     settings = {"task": task, "optimizer": lambda: None, "steps": 1, "global_batch_size": 8, "shard_optimizer": old}
     assert FitCall(settings=settings).recipe().shard == new
-    with pytest.raises(UsageError, match="train.shard = 'weights': must be one of 'none', 'optimizer', 'all'"):
+    with pytest.raises(UsageError, match=r"train\.shard = 'weights': must be one of 'none', 'optimizer', 'all'"):
         load("train.shard = 'weights'")
 
 

@@ -153,9 +153,9 @@ def test_an_optimizer_that_sees_weights_as_a_whole_is_refused(text_folder):
         lowering.build(plan, 8)
 
 
-@pytest.mark.parametrize("flags", [("--mode=train",), ("--mode=train", "--dry_run"), ("--mode=verify",)])
+@pytest.mark.parametrize("flags", [("--mode=train",), ("--dry_run",), ("--mode=verify",), ("--mode=precision_report",)])
 def test_what_trains_with_tensorflow_refuses_it(flags, run_launcher, tmp_path):
     shard = "--gin_param=train.shard = 'all'"
-    done = run_launcher("--gin_file=mlp_fashion.gin", "--replicas=2", shard, f"--model_dir={tmp_path}", *flags)
+    done = run_launcher("--gin_file=mlp_fashion.gin", shard, f"--model_dir={tmp_path}", *flags)
     assert done.returncode == 64
     assert "train.shard = 'all': TensorFlow's strategies hold every weight whole" in done.stderr
