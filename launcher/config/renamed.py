@@ -30,6 +30,7 @@ RENAMED: Mapping[str, str] = {
     "train.save_model": "Checkpoints.save_model",
     "train.wire_dtype": "train.reduce_dtype",
     "train.loss_pieces": "train.loss_chunks",
+    "train.shard_optimizer": "train.shard",
     "train.leave_out": "train.skip_batches",
     "train.max_skips_at_floor": "train.max_consecutive_overflows",
     "Spikes.leave_out": "Spikes.skip_batches",
@@ -41,6 +42,8 @@ RENAMED: Mapping[str, str] = {
     "language_model.tie_head": "language_model.tie_embeddings",
     "lstm_language_model.tie_head": "lstm_language_model.tie_embeddings",
 }
+
+_NEW_VALUES: Mapping[str, Mapping[Any, Any]] = {"train.shard_optimizer": {False: "none", True: "optimizer"}}
 
 RENAMED_MODULES: Mapping[str, str] = {
     f"examples.data.{name}": f"gin_configs.data.{name}" for name in ("help_pages", "python_docs", "spoken_numbers")
@@ -101,9 +104,16 @@ def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
             )
         if isinstance(one, Binding) and (new := new_name(one)) is not None:
             selector, _, arg = new.partition(".")
-            one = dataclasses.replace(one, selector=selector, arg=arg, old_name=one.name)
+            value = _new_value(f"{one.selector.rpartition('.')[2]}.{one.arg}", one.value)
+            one = dataclasses.replace(one, selector=selector, arg=arg, value=value, old_name=one.name)
         found.append(one)
     return found
+
+
+def _new_value(old_name: str, value: Any) -> Any:
+    """By the old name, as some values have become others with it."""
+    values = _NEW_VALUES.get(old_name, {})
+    return values[value] if isinstance(value, bool) and value in values else value
 
 
 def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
@@ -113,7 +123,7 @@ def grouped(settings: Mapping[str, Any], groups: Mapping[str, Callable[..., Any]
     for name in settings.keys() - kept.keys():
         selector, _, arg = RENAMED[f"train.{name}"].partition(".")
         if selector == "train":
-            kept[arg] = settings[name]
+            kept[arg] = _new_value(f"train.{name}", settings[name])
         else:
             group = group_of[selector]
             kept[group] = {**kept.get(group, {}), arg: settings[name]}

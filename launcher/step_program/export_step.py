@@ -55,10 +55,10 @@ def run(plan: RunPlan, *, model_dir: str, export_dir: str, num_replicas: int, nu
         shared out, JAX is missing, or the checkpoint is of another recipe.
     """
     _check_folder(export_dir)
-    if plan.recipe.shard_optimizer:
+    if plan.recipe.shard != "none":
         raise UsageError(
-            "train.shard_optimizer = True: an exported step has the same variables on every replica; export it with "
-            "--gin_param='train.shard_optimizer = False', which trains to the same weights"
+            f"train.shard = {plan.recipe.shard!r}: an exported step has the same variables on every replica; export it "
+            "with --gin_param=\"train.shard = 'none'\", which trains to the same weights"
         )
     built = lowering.build(plan, num_replicas)
     store = CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
