@@ -297,11 +297,11 @@ class KerasTask(Task):
             # Where there are none, one, which weighs nothing: the mean of no rows is none.
             return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
 
-        # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
-        has_statistics = training and any("moving_mean" in one.path for one in model.weights)
         context = tf.distribute.get_replica_context()
         is_alone = context is None or context.num_replicas_in_sync == 1
-        if not compiled and (is_alone if has_statistics else self._has_own_losses):
+        # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
+        has_statistics = training and any("moving_mean" in one.path for one in model.weights)
+        if not compiled and (is_alone or (self._has_own_losses and not has_statistics)):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)

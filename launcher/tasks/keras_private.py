@@ -112,5 +112,5 @@ class Held:
             weights = getattr(optimizer, "_trainable_variables", ())
             optimizer._trainable_variables_indices = {optimizer._var_key(one): at for at, one in enumerate(weights)}
         for model in self._models:
-            model._distribute_strategy = tf.distribute.get_strategy()
+            model._distribute_strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
             model.train_function = model.test_function = model.predict_function = None

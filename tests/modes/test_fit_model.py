@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_steps import GAN, NOISE, X
+from own_steps import GAN, NOISE, VAE, X
 
 import launcher
 from launcher.errors import UsageError
@@ -95,10 +95,22 @@ def test_where_a_second_model_or_process_is_needed_a_function_is_asked_for(tmp_p
         launcher.fit(classifier(), X, LABEL, model_dir=str(tmp_path), precision_watch={"every": 1})
 
 
-def test_statistics_of_a_short_batch_are_of_its_examples_on_one_replica(tmp_path):
-    arguments = {"shuffle": False, "verbose": 0}  # 61 examples, 32 a batch
-    history = launcher.fit(classifier(), X, LABEL, **arguments, model_dir=str(tmp_path))
-    assert_same(history, classifier().fit(X, LABEL, **arguments))
+def comparing():
+    """Of the examples of a batch with one another, by a model without statistics or losses of its own."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((16,))
+    hidden = keras.layers.Dense(3)(inputs)
+    hidden = keras.layers.Lambda(lambda x: x - keras.ops.mean(x, axis=0, keepdims=True))(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(hidden))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+@pytest.mark.parametrize("build", [classifier, comparing])
+def test_a_short_batch_is_of_its_examples_alone_on_one_replica(build, tmp_path):
+    arguments = {"shuffle": False, "verbose": 0, "validation_data": HELD_OUT}  # 61 and 20 examples, 32 a batch
+    history = launcher.fit(build(), X, LABEL, **arguments, model_dir=str(tmp_path))
+    assert_same(history, build().fit(X, LABEL, **arguments))
 
 
 def sure():
@@ -217,3 +229,18 @@ def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path)
     data, arguments = (X[:48].reshape(48, 4, 4), X[:48, 0]), {"shuffle": False, "verbose": 0}
     history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
     assert_same(history, build().fit(*data, **arguments))
+
+
+def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
+    def vae():
+        keras.utils.set_random_seed(5)
+        model = VAE()
+        model.compile(keras.optimizers.SGD(1e-2))
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
+    mine, other = vae(), vae()
+    launcher.fit(mine, data, model_dir=str(tmp_path))
+    other.fit(data, verbose=0)
+    # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.
+    np.testing.assert_allclose(mine.evaluate(data, verbose=0), other.evaluate(data, verbose=0), rtol=1e-5)
