@@ -8,7 +8,7 @@ An example is read from the folder and run up to its last `fit`, each time in a 
 `model.fit(…)` replaced by `launcher.fit(model, …)` through `python -m launcher.main --gin_file=EXAMPLE`, on one replica
 and on two. One JSON line an example, then a table in Markdown.
 
-What is otherwise than published, for both alike: data is made up (`published_data.py`), sizes are cut, models of 224
+What is otherwise than published, for both alike: data is made up (`published_sets.py`), sizes are cut, models of 224
 pixels begin untrained, pictures and what follows the last `fit` are left out, one `fit` trains at most two batches for
 two epochs, and of more than two calls of `fit` the rest is left out. The noise is off: dropout keeps everything,
 random augmentation changes nothing, numbers that a model draws in its graph are the same ones each time, and no data is
@@ -43,7 +43,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import published_data as made_up
+import published_sets as made_up
+import published_stand_in
 
 TOLERANCE = 1e-5
 _SIZES = (  # names of constants, and what they are at most
@@ -212,7 +213,7 @@ def tried(
     if entry.left_out:
         return found | {"left_out": entry.left_out}
     text = (folder / name).read_text(encoding="utf-8")
-    missing = [one for one in sorted(_imports(text)) if one not in made_up.STUBBED and not _is_there(one)]
+    missing = [one for one in sorted(_imports(text)) if one not in published_stand_in.STUBBED and not _is_there(one)]
     if missing:
         return found | {"left_out": f"needs {', '.join(missing)}"}
     try:
@@ -226,7 +227,7 @@ def tried(
             path = Path(place, "published", Path(name).name)
             path.parent.mkdir()
             setting = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
-            setting += "import published_data; published_fit = published_data.stand_in()\n"
+            setting += "import published_stand_in; published_fit = published_stand_in.stand_in()\n"
             path.write_text(setting + program)
             one = in_fork(path, Path(name).stem, number, workers, seconds, len(of_keras), by)
             if kept is not None:

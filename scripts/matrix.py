@@ -94,7 +94,7 @@ TESTS = {
     "kill and resume, bit for bit": [
         f"{RECOVERY}::test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed"
     ],
-    "launcher.fit": ["tests/modes/test_fit.py"],
+    "launcher.fit": ["tests/modes/test_fit.py", "tests/modes/test_fit_model.py"],
     "model.keras out and in": ["tests/serving/test_model_file.py"],
     "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
     "versions": ["tests/machine/test_versions.py"],
@@ -105,7 +105,11 @@ TESTS = {
 LONGER = {  # where all environments are tried
     "step": ["tests/step"],
     "TPU programs": ["tests/tpu"],
-    "callbacks and data of fit": ["tests/modes/test_callbacks.py", "tests/modes/test_fit_data.py"],
+    "callbacks and data of fit": [
+        "tests/modes/test_callbacks.py",
+        "tests/modes/test_callbacks_workers.py",
+        "tests/modes/test_fit_data.py",
+    ],
     "a train_step of one's own": ["tests/tasks/test_own_train_step.py"],
 }
 

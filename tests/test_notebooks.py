@@ -15,7 +15,6 @@ from typing import Any
 import nbformat
 import psutil
 import pytest
-from cases import repeated_but
 from nbclient import NotebookClient
 from places import ROOT
 
@@ -315,7 +314,8 @@ def test_workers_do_not_outlive_the_kernel(tmp_path):
         assert not alive
 
 
-@pytest.mark.parametrize("path", repeated_but(EXAMPLES[:1], EXAMPLES), ids=lambda path: path.stem)
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_examples_run_from_top_to_bottom(path, tmp_path):
     written = nbformat.read(path, as_version=4)
     nbformat.validate(written)

@@ -6,11 +6,12 @@ Tried with JAX 0.10.2. JAX reads its settings when its devices are first asked f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import glob
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ class JaxDevices:
     def first(self) -> int:
         """The number of this process's first replica."""
         return self.all.index(self.local[0])
+
+    @contextlib.contextmanager
+    def peer_failures(self, when: str) -> Iterator[None]:
+        """PeerError for what JAX raises in the block where another process went away; there has to be one."""
+        try:
+            yield
+        except Exception as error:
+            if self.num_processes == 1 or not is_peer_failure(error):
+                raise
+            raise PeerError(f"another worker went away{when}: {_first_line(error)}") from error
 
 
 def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], devices: Devices) -> StrategyPlan:

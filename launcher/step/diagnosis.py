@@ -61,7 +61,8 @@ class Diagnosis:
         to twice as much.
         """
         examples = self._trainer.config.global_batch_size
-        if not 0 < weight < 0.75 * examples or getattr(self._data, "reads_once", False):
+        is_own_step = self._trainer.task.step_assigns is not None  # which is weighed by its examples
+        if is_own_step or not 0 < weight < 0.75 * examples or getattr(self._data, "reads_once", False):
             return
         sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
         if sums[1] > 1.5 * sums[0]:

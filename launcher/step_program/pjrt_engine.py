@@ -20,7 +20,7 @@ import tensorflow as tf
 from launcher.data.distributed import batches_of_host
 from launcher.data.order import LeftOut
 from launcher.data.pipeline import Shard
-from launcher.errors import PeerError, UsageError
+from launcher.errors import UsageError
 from launcher.machine import jax_devices
 from launcher.machine.jax_devices import JaxDevices
 from launcher.run import session as session_lib
@@ -114,7 +114,7 @@ class PjrtEngine:
         rows: list[Any] = []
         got: list[tuple[float, float]] = []
         ended: list[Future[float]] = []
-        try:
+        with self._devices.peer_failures(" in the middle of a step"):
             for number in range(num_steps):
                 asked = time.monotonic()
                 parts = next(batches)
@@ -126,10 +126,6 @@ class PjrtEngine:
                 if number >= _AHEAD:
                     ended[number - _AHEAD].result()
             table = np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
-        except Exception as error:
-            if not jax_devices.is_peer_failure(error):
-                raise
-            raise PeerError(f"another worker went away in the middle of a step: {_said(error)}") from error
         # A step waits for its batch from when it asks and the one before it has ended.
         before = [asked for asked, _ in got[:1]] + [one.result() for one in ended[:-1]]
         waits = [max(0.0, there - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
@@ -191,12 +187,8 @@ class PjrtEngine:
     def _over_processes(self, value: npt.ArrayLike) -> np.ndarray:
         from jax.experimental import multihost_utils
 
-        try:
+        with self._devices.peer_failures(""):
             return np.sum(multihost_utils.process_allgather(np.asarray(value)), axis=0)
-        except Exception as error:
-            if not jax_devices.is_peer_failure(error):
-                raise
-            raise PeerError(f"another worker went away: {_said(error)}") from error
 
 
 def _in_turn(dataset: tf.data.Dataset, local: int) -> Iterator[list[dict[str, np.ndarray]]]:
@@ -208,10 +200,6 @@ def _in_turn(dataset: tf.data.Dataset, local: int) -> Iterator[list[dict[str, np
 def _time_when_ready(row: Any) -> float:
     row.block_until_ready()
     return time.monotonic()
-
-
-def _said(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _spec(axis: int | None) -> Any:

@@ -102,7 +102,7 @@ class KerasTask(Task):
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
         self._example: keras_metrics.Batch | None = None
-        self._compiled = self._has_own_losses = self._is_prepared = False
+        self._compiled = self._has_own_losses = self._adds_sums = self._is_prepared = False
         self._own: OwnSteps | None = None
 
     def data(self) -> Data:
@@ -165,6 +165,7 @@ class KerasTask(Task):
                 model.compute_metrics(x, y, outputs, weight)
             self._example = x, y, outputs, weight
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
+        self._adds_sums = any(one.shape.rank for one in own)
         _check_reductions(model, defined_at(self._build))
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
@@ -190,6 +191,11 @@ class KerasTask(Task):
                 f"{defined_at(self._build)}: {type(model).__name__} has a compute_loss of its own, which could count "
                 "what fills up a short batch under XLA (train.jit_compile, a TPU); train without, or write a task, "
                 "see docs/own_task.md"
+            )
+        if microbatches > 1 and self._adds_sums:
+            raise UsageError(
+                f"{defined_at(self._build)}: a layer adds a loss with a value for each example, which Keras sums; "
+                f"with train.microbatches = {microbatches} it has to be their mean"
             )
         if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
@@ -307,7 +313,6 @@ class KerasTask(Task):
             sample_weight = class_weights(y, self._class_weight, sample_weight)
         with undivided():  # of layers that have a loss of Keras's
             outputs = _call(model, x, training)
-        own = list(model.losses)
         if compiled:
             outputs, weights, over = weights_of(outputs, sample_weight, real)
             weight = tf.reduce_sum(over)
@@ -315,6 +320,7 @@ class KerasTask(Task):
             together = (x, y, outputs, sample_weight), real
             x, y, outputs, weights = (rows(part) for part in (x, y, outputs, sample_weight))
             over, weight = real, real_weight(outputs) * tf.minimum(num_real, 1.0)
+        own = [_summed(one, real, weight) if one.shape.rank else one for one in model.losses]
         initial = [tf.constant(value) for value in self._initial]
         with keras.StatelessScope([*zip(model.metrics_variables, initial, strict=True)]) as scope:
             before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
@@ -411,6 +417,18 @@ def _call(model: keras.Model, x: Any, training: bool) -> Any:
     if "training" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return model(x, training=training)
     return model(x)
+
+
+def _summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """A loss that a layer adds with several values, which Keras sums, such that its mean by the parts' weights is so."""
+    size = tf.shape(loss)[0]
+    counts = (tf.range(size) < tf.cast(tf.reduce_sum(real), size.dtype)) | (size != tf.size(real))  # not what fills up
+    total = tf.reduce_sum(tf.where(tf.reshape(counts, [-1, *[1] * (loss.shape.rank - 1)]), loss, 0.0))
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return total
+    everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, weight)
+    return total * tf.cast(everywhere / tf.maximum(weight, 1.0), total.dtype)
 
 
 def _compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any, training: bool) -> tf.Tensor:

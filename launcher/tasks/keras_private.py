@@ -16,11 +16,13 @@ import tensorflow as tf
 
 from launcher.errors import TrainingError
 
-# Leans on Keras: models have `_losses_override` and `_flatten_layers`, variables `_initialize`, trainers the two
-# functions, numbers without a seed the other one. Noticed by tests/tasks/test_keras_metrics.py,
-# tests/tasks/test_own_train_step.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then:
-# see how Keras's own TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
+# Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, variables `_value` and
+# `_initialize`, optimizers `_var_key`, `_trainable_variables`, their indices and `_distribution_strategy`, trainers the
+# two functions, numbers without a seed the other one. Noticed by tests/tasks/test_keras_metrics.py,
+# tests/tasks/test_own_train_step.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own
+# TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
+_OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
 
 
@@ -52,7 +54,7 @@ def undivided() -> Iterator[None]:
     global _inside
     module = sys.modules[keras.losses.Loss.__module__]
     if missing := [name for name in SCALES if not hasattr(module, name)]:
-        raise _unknown(missing[0])
+        raise _unknown(missing[0], _OF_LOSSES)
     if not _inside:
         for name in SCALES:
             _divides.callback(setattr, module, name, getattr(module, name))
@@ -73,7 +75,7 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
     Here a part's mean is weighted by its examples. TrainingError as of `undivided`.
     """
     if not hasattr(model, "_losses_override"):
-        raise _unknown("_losses_override")
+        raise _unknown("_losses_override", _OF_LOSSES)
     with undivided():
         try:
             model._losses_override[:] = losses
@@ -82,17 +84,18 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
             model._losses_override.clear()
 
 
-def _unknown(name: str) -> TrainingError:
-    return TrainingError(
-        f"Keras {keras.version()} has no {name}, by which a compiled model's loss is taken over replicas; "
-        "install keras 3.8 to 3.15"
-    )
+def _unknown(name: str, what: str) -> TrainingError:
+    return TrainingError(f"Keras {keras.version()} has no {name}, by which {what}; install keras 3.8 to 3.15")
 
 
 class Held:
     """What a model, its parts, metrics and optimizers hold of a strategy, with the values that its variables have."""
 
     def __init__(self, model: keras.Model):
+        kinds = (keras.Model, keras.Variable, keras.optimizers.Optimizer)
+        for kind, name in zip(kinds, ("_flatten_layers", "_initialize", "_var_key"), strict=True):
+            if not hasattr(kind, name):
+                raise _unknown(name, "a model that is made already is put on other devices")
         parts: list[Any] = list(model._flatten_layers())
         self._models = [part for part in parts if isinstance(part, keras.Model)]
         inner = [value for part in parts for value in vars(part).values()]

@@ -95,7 +95,7 @@ def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_pa
     flags = ["--workers=2", "--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-m", "launcher.launch", *flags],
-        env={**os.environ, **fake_environment(steps=10**9)},
+        env={**os.environ, **fake_environment(steps=10**9, on_sigterm="save")},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,6 +107,14 @@ def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_pa
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 42, said
     assert LaunchedJob(None, tmp_path / "run").running() == []
+
+
+def test_a_worker_that_a_sigterm_ends_while_it_starts_is_not_waited_for_by_the_others(launch):
+    job = launch("--grace_period=1e6", on_sigterm="save", faults=[fault("start_slowly", rank=0, step="start")])
+    job.until(lambda: "starting slowly" in job.log(1, 0) and len(job.running()) == 2)
+    job.started.process.send_signal(signal.SIGTERM)
+    assert job.wait().returncode == 42
+    assert job.running() == []
 
 
 def test_children_of_workers_end_with_the_job_also_those_that_left_their_group(run_job):

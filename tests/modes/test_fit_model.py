@@ -12,7 +12,7 @@ import tensorflow as tf
 from own_steps import GAN, NOISE, VAE, X
 
 import launcher
-from launcher.errors import UsageError
+from launcher.errors import TrainingError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -190,6 +190,18 @@ class Counted(keras.Model):
         return {"loss": loss}
 
 
+def test_a_step_of_fewer_examples_than_a_batch_is_not_taken_for_one_of_means(tmp_path):
+    def build():
+        keras.utils.set_random_seed(3)
+        model = Counted(False)
+        model.compile("sgd")
+        return model
+
+    data = (np.tile(LABEL[:8, None], (1, 5)), LABEL[:8].astype(np.float32))  # of a batch of 32
+    history = launcher.fit(build(), *data, shuffle=False, model_dir=str(tmp_path))
+    assert_same(history, build().fit(*data, shuffle=False, verbose=0))
+
+
 @pytest.mark.parametrize("is_known", [True, False], ids=["of known batches", "of unknown lengths"])
 def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
     def build():
@@ -235,7 +247,7 @@ def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
     def vae():
         keras.utils.set_random_seed(5)
         model = VAE()
-        model.compile(keras.optimizers.SGD(1e-2))
+        model.compile(keras.optimizers.SGD(1e-2), metrics=["mae"])
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
@@ -244,3 +256,13 @@ def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
     other.fit(data, verbose=0)
     # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.
     np.testing.assert_allclose(mine.evaluate(data, verbose=0), other.evaluate(data, verbose=0), rtol=1e-5)
+
+
+def test_a_keras_that_lacks_what_a_model_is_put_on_devices_by_is_named(monkeypatch, tmp_path):
+    model = classifier()
+    with monkeypatch.context() as changed:
+        for kind in keras.optimizers.Optimizer.__mro__:
+            if "_var_key" in vars(kind):
+                changed.delattr(kind, "_var_key")
+        with pytest.raises(TrainingError, match=r"Keras 3\.\d+\.\d+ has no _var_key, .* install keras 3\.8"):
+            launcher.fit(model, X, LABEL, model_dir=str(tmp_path))

@@ -126,6 +126,7 @@ def test_an_overflow_on_one_device_skips_the_step_on_all(run_launcher, tmp_path)
         assert np.isfinite(mine[name]).all(), name
 
 
+# Without parts, or with parts of the optimizer's state, two processes are tried with every change, below.
 @pytest.mark.parametrize("shared_out", repeated_but(["all"], ["none", "optimizer", "all"]))
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, run_launcher, tmp_path, shared_out):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"

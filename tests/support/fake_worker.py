@@ -192,9 +192,16 @@ def wait_for_sigterm():
     quick_execute(asked_to_stop)
 
 
+def start_slowly():
+    """As a worker that still imports TensorFlow: a SIGTERM ends it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    say("starting slowly")
+    threading.Event().wait()
+
+
 FAULTS = (
     leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent,
-    exit_when_peers_are_frozen, start_children, wait_for_sigterm,
+    exit_when_peers_are_frozen, start_children, wait_for_sigterm, start_slowly,
 )  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 

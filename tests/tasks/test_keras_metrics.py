@@ -57,6 +57,12 @@ class AddsLoss(layers.Layer):
         return x
 
 
+class AddsLosses(layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.sum(ops.square(x), -1, keepdims=True))
+        return x
+
+
 class Overrides(keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -79,10 +85,10 @@ class ReturnsOfBatch(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"error": ops.mean(ops.abs(y - y_pred))}
 
 
-def regression(kind=keras.Model, adds_loss=False, **compiled):
+def regression(kind=keras.Model, adds_loss=None, **compiled):
     inputs = keras.Input((6,))
     hidden = layers.Dense(5, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
-    model = kind(inputs, layers.Dense(1)(AddsLoss()(hidden) if adds_loss else hidden))
+    model = kind(inputs, layers.Dense(1)(adds_loss()(hidden) if adds_loss else hidden))
     model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled)
     return model
 
@@ -123,8 +129,9 @@ def held_out(*arrays):
 
 CASES = {
     "metrics of one's own": (of_own_metrics, (X, Y), held_out(X, Y), {}),
-    "add_loss": (lambda: regression(adds_loss=True, metrics=[root_mean_square]), (X, Y), held_out(X, Y), {}),
-    "add_loss alone": (lambda: regression(adds_loss=True, loss=None), (X, Y), held_out(X, Y), {}),
+    "add_loss": (lambda: regression(adds_loss=AddsLoss, metrics=[root_mean_square]), (X, Y), held_out(X, Y), {}),
+    "add_loss alone": (lambda: regression(adds_loss=AddsLoss, loss=None), (X, Y), held_out(X, Y), {}),
+    "add_loss of each example": (lambda: regression(adds_loss=AddsLosses), (X, Y), held_out(X, Y), {}),
     "weights in validation": (
         lambda: regression(weighted_metrics=["mae"]),
         (X, Y),
@@ -194,6 +201,15 @@ def test_add_loss_beside_batch_normalization_sees_the_real_rows_of_a_validation(
     expected = of_keras(build, train, held_out(X, Y))["val_loss"]
     found = of_launcher(build, train, held_out(X, Y), tmp_path, replicas)["val_loss"]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_loss_of_each_example_is_a_sum_of_the_whole_batch_also_under_xla_and_has_no_microbatches(tmp_path):
+    build, train, validation, _ = CASES["add_loss of each example"]
+    expected = of_keras(build, train, validation)
+    found = of_launcher(build, train, validation, tmp_path / "xla", 1, jit_compile=True)
+    np.testing.assert_allclose(found["val_loss"], expected["val_loss"], rtol=1e-5)
+    with pytest.raises(launcher.errors.UsageError, match="value for each example"):
+        of_launcher(build, train, validation, tmp_path / "parts", 1, microbatches=2)
 
 
 def test_xla_counts_nothing_that_fills_up_a_batch(tmp_path):

@@ -1,4 +1,4 @@
-"""What stands in for the data of the examples of keras.io, and turns their noise off: see `published_examples.py`.
+"""Made-up data in the place of what the examples of keras.io read: see `published_examples.py`.
 
 `ENTRIES` has what an example needs beyond the rest, by its file's name.
 """
@@ -6,21 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.util
 import json
 import os
-import re
-import shutil
-import sys
-import tarfile
-import types
-import urllib.request
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -56,7 +46,7 @@ class Entry:
     why: str = ""
 
 
-_ARRAYS = {  # keras.datasets: shape of an example, number of labels
+ARRAYS = {  # keras.datasets: shape of an example, number of labels
     "mnist": ((28, 28), 10),
     "fashion_mnist": ((28, 28), 10),
     "cifar10": ((32, 32, 3), 10),
@@ -76,7 +66,7 @@ _SETS = {  # tensorflow_datasets: largest image side, number of labels
 }
 
 
-def _random() -> np.random.Generator:
+def seeded() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
@@ -86,12 +76,12 @@ def _labels(count: int, kinds: int) -> np.ndarray:
 
 def _pictures(count: int, shape: Sequence[int], kinds: int) -> np.ndarray:
     """Bytes that say which kind a picture is of."""
-    noise = _random().uniform(0, 160, (count, *shape))
+    noise = seeded().uniform(0, 160, (count, *shape))
     return (noise + _labels(count, kinds).reshape(-1, *[1] * len(shape)) * (90 / kinds)).astype(np.uint8)
 
 
-def _load_arrays(name: str) -> Callable[..., Any]:
-    shape, kinds = _ARRAYS[name]
+def load_arrays(name: str) -> Callable[..., Any]:
+    shape, kinds = ARRAYS[name]
 
     def load_data(*args: Any, **arguments: Any) -> Any:
         found = []
@@ -103,8 +93,8 @@ def _load_arrays(name: str) -> Callable[..., Any]:
     return load_data
 
 
-def _load_words(num_words: int | None = None, **arguments: Any) -> Any:
-    random, found = _random(), []
+def load_words(num_words: int | None = None, **arguments: Any) -> Any:
+    random, found = seeded(), []
     for count in (TRAIN, TEST):
         x = np.empty(count, object)
         x[:] = [random.integers(1, num_words or 2000, random.integers(20, 60)).tolist() for _ in range(count)]
@@ -112,8 +102,8 @@ def _load_words(num_words: int | None = None, **arguments: Any) -> Any:
     return tuple(found)
 
 
-def _load_houses(**arguments: Any) -> Any:
-    x = _random().normal(size=(TRAIN + TEST, 13))
+def load_houses(**arguments: Any) -> Any:
+    x = seeded().normal(size=(TRAIN + TEST, 13))
     y = x[:, 0] + 20.0
     return (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
 
@@ -130,7 +120,7 @@ class _Info:
         self.splits = {name: type("Split", (), split)() for name in ("train", "test", "validation", "unlabelled")}
 
 
-def _tfds_load(name: str, split: Any = None, *, as_supervised: bool = False, with_info: bool = False, batch_size=None,
+def tfds_load(name: str, split: Any = None, *, as_supervised: bool = False, with_info: bool = False, batch_size=None,
                **arguments: Any) -> Any:  # fmt: skip
     import tensorflow as tf
 
@@ -153,7 +143,7 @@ def _tfds_load(name: str, split: Any = None, *, as_supervised: bool = False, wit
     return (found, _Info(kinds)) if with_info else found
 
 
-def _pictures_from_directory(directory: Any, labels="inferred", label_mode="int", class_names=None, color_mode="rgb",
+def pictures_from_directory(directory: Any, labels="inferred", label_mode="int", class_names=None, color_mode="rgb",
                              batch_size=32, image_size=(256, 256), subset=None, **arguments: Any) -> Any:  # fmt: skip
     import tensorflow as tf
 
@@ -175,7 +165,7 @@ def _pictures_from_directory(directory: Any, labels="inferred", label_mode="int"
     return (one(24), one(8)) if subset == "both" else one(8 if subset == "validation" else 24)
 
 
-def _texts_from_directory(directory: Any, label_mode="int", batch_size=32, subset=None, **arguments: Any) -> Any:
+def texts_from_directory(directory: Any, label_mode="int", batch_size=32, subset=None, **arguments: Any) -> Any:
     import tensorflow as tf
 
     def one(count: int) -> tf.data.Dataset:
@@ -190,14 +180,14 @@ def _texts_from_directory(directory: Any, label_mode="int", batch_size=32, subse
 
 def sentences(count: int, words: int = 12) -> list[str]:
     """Made of fifty words."""
-    random = _random()
+    random = seeded()
     return [" ".join(f"word{number}" for number in random.integers(0, 50, words)) for _ in range(count)]
 
 
 def _frame(columns: Mapping[Any, Any], names: Sequence[Any], rows: int) -> Any:
     import pandas as pd
 
-    random, made = _random(), {}
+    random, made = seeded(), {}
     for name in names:
         values = columns[name] if name in columns else columns["*"]
         if callable(values):
@@ -211,7 +201,7 @@ def _frame(columns: Mapping[Any, Any], names: Sequence[Any], rows: int) -> Any:
     return pd.DataFrame(made)
 
 
-def _read_csv(entry: Entry, real: Any) -> Callable[..., Any]:
+def read_csv(entry: Entry, real: Any) -> Callable[..., Any]:
     def read_csv(path: Any, *args: Any, **arguments: Any) -> Any:
         for part, columns in entry.csv.items():
             if part in str(path):
@@ -224,208 +214,6 @@ def _read_csv(entry: Entry, real: Any) -> Callable[..., Any]:
         return real(path, *args, **arguments)
 
     return read_csv
-
-
-def _noise_like(low: float, high: float) -> Callable[..., Any]:
-    """Numbers that are the same for each example, in a graph; at once, TensorFlow's own."""
-
-    def of(real: Any) -> Any:
-        def drawn(shape: Any, *args: Any, **arguments: Any) -> Any:
-            import tensorflow as tf
-
-            if tf.executing_eagerly():
-                return real(shape, *args, **arguments)
-            kinds = [arguments.get("dtype"), *args]
-            kind = next((tf.as_dtype(one) for one in kinds if isinstance(one, tf.DType | str)), tf.float32)
-            if kind.is_integer:
-                return tf.fill(shape, tf.cast(arguments.get("minval", args[0] if args else 0), kind))
-            shape = tf.convert_to_tensor(shape, tf.int32)
-            inner_shape = shape if ENTRIES.get(os.environ["PUBLISHED_NAME"], Entry()).by_row else shape[1:]
-            wave = tf.sin(1.7 * tf.cast(tf.range(tf.reduce_prod(inner_shape)), tf.float32) + 0.4)
-            inner = tf.reshape(low + (high - low) * (0.5 + 0.5 * wave), inner_shape)
-            return tf.cast(tf.broadcast_to(inner, shape), kind)
-
-        return drawn
-
-    return of
-
-
-def _without_seed(of: Callable[..., Any]) -> Callable[..., Any]:
-    def make(real: Any) -> Any:
-        def drawn(shape: Any, seed: Any, *args: Any, **arguments: Any) -> Any:
-            import tensorflow as tf
-
-            if tf.executing_eagerly():
-                return real(shape, seed, *args, **arguments)
-            return of(real)(shape, *args, **arguments)
-
-        return drawn
-
-    return make
-
-
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    if hasattr(owner, name):
-        setattr(owner, name, make(getattr(owner, name)))
-
-
-def _without_dropout(real: Any) -> Any:
-    @functools.wraps(real)
-    def call(self: Any, *args: Any, **arguments: Any) -> Any:
-        self.cell.dropout = self.cell.recurrent_dropout = 0.0
-        return real(self, *args, **arguments)
-
-    return call
-
-
-def _noise_off() -> None:
-    import keras
-    import tensorflow as tf
-
-    for name in ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "GaussianNoise",
-                 "GaussianDropout", "AlphaDropout"):  # fmt: skip
-        getattr(keras.layers, name).call = lambda self, inputs, training=False: inputs
-    for name in ("LSTM", "GRU", "SimpleRNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"):
-        _replace(getattr(keras.layers, name), "call", _without_dropout)
-    for name in dir(keras.layers):
-        if name.startswith("Random") or name in ("CutMix", "MixUp", "RandAugment", "AugMix", "Solarization"):
-            kind = getattr(keras.layers, name)
-            if name == "RandomCrop":
-                kind.__call__ = lambda self, inputs, training=False: inputs[..., : self.height, : self.width, :]
-            else:
-                kind.__call__ = lambda self, inputs, *_, **__: inputs
-    for module in (keras.random, tf.random):
-        for name in ("normal", "truncated_normal"):
-            _replace(module, name, _noise_like(-1.0, 1.0))
-        _replace(module, "uniform", _noise_like(0.1, 0.9))
-        _replace(module, "shuffle", lambda real: lambda x, *_, **__: x)
-    for name, of in (("normal", (-1.0, 1.0)), ("truncated_normal", (-1.0, 1.0)), ("uniform", (0.1, 0.9))):
-        _replace(tf.random, f"stateless_{name}", _without_seed(_noise_like(*of)))
-    keras.random.randint = lambda shape, minval, maxval, dtype="int32", seed=None: tf.fill(
-        shape, tf.cast(minval, dtype)
-    )
-    keras.random.dropout = lambda inputs, *_, **__: inputs
-    for name in dir(tf.image):
-        if re.match(r"(stateless_)?random_", name):
-            _replace(tf.image, name, lambda real: lambda image, *_, **__: image)
-
-    def crop(image: Any, size: Any, *_: Any, **__: Any) -> Any:
-        return tf.slice(image, tf.zeros_like(size), size)
-
-    tf.image.random_crop = tf.image.stateless_random_crop = crop
-    tf.data.Dataset.shuffle = lambda self, *_, **__: self
-    mapped = tf.data.Dataset.map
-    tf.data.Dataset.map = lambda self, *args, **more: mapped(self, *args, **more | {"deterministic": True})
-
-
-# Packages that fetch, show or score; what else is missing leaves an example out.
-STUBBED = (
-    "IPython", "cv2", "editdistance", "gdown", "imageio", "imgaug", "imutils", "ipywidgets", "jiwer", "librosa",
-    "medmnist", "networkx", "nibabel", "nltk", "pydot", "rdkit", "requests", "seaborn", "tensorflow_addons",
-    "tensorflow_docs", "tensorflow_io", "torch", "trimesh", "wandb",
-)  # fmt: skip
-
-
-def _stub(missing: Sequence[str]) -> None:
-    for name in missing:
-
-        class Stub(types.ModuleType):
-            """Has whatever is asked for."""
-
-            __path__: Sequence[str] = []
-
-            def __getattr__(self, attribute: str) -> Any:
-                if attribute.startswith("__"):
-                    raise AttributeError(attribute)
-                return mock.MagicMock(name=attribute)
-
-        class Finder:
-            """Finds its parts."""
-
-            @staticmethod
-            def find_spec(full: str, path: Any = None, target: Any = None, top: str = name) -> Any:
-                if full.partition(".")[0] != top:
-                    return None
-                return importlib.machinery.ModuleSpec(full, Finder, is_package=True)
-
-            @staticmethod
-            def create_module(spec: Any) -> Any:
-                return Stub(spec.name)
-
-            @staticmethod
-            def exec_module(module: Any) -> None:
-                pass
-
-        sys.meta_path.append(Finder)
-
-
-def stand_in() -> Callable[..., Any]:
-    """Puts everything in its place, and returns what calls a `fit`."""
-    import keras
-    import matplotlib.pyplot as plt
-    import pandas as pd
-    import tensorflow as tf
-
-    entry = ENTRIES.get(os.environ["PUBLISHED_NAME"], Entry())
-    _stub([name for name in STUBBED if name != "tensorflow_addons" and importlib.util.find_spec(name) is None])
-    keras.utils.set_random_seed(1)
-    for name in _ARRAYS:
-        getattr(keras.datasets, name).load_data = _load_arrays(name)
-    keras.datasets.imdb.load_data = _load_words
-    keras.datasets.boston_housing.load_data = keras.datasets.california_housing.load_data = _load_houses
-    for module in (keras.utils, keras.preprocessing):
-        _replace(module, "image_dataset_from_directory", lambda _: _pictures_from_directory)
-        _replace(module, "text_dataset_from_directory", lambda _: _texts_from_directory)
-    keras.utils.get_file = lambda fname=None, origin="", *_, **__: os.path.abspath(
-        os.path.basename(str(fname or origin)) or "file"
-    )
-    keras.utils.plot_model = keras.Model.summary = lambda *_, **__: None
-    for name in ("show", "savefig"):
-        setattr(plt, name, lambda *_, **__: plt.close("all"))
-    real_csv, patches = tf.data.experimental.make_csv_dataset, keras.ops.image.extract_patches
-    tf.data.experimental.make_csv_dataset = lambda *args, **more: real_csv(*args, **more | {"shuffle": False}).map(
-        lambda x, *rest: (dict(x), *rest)  # an OrderedDict is taken for inputs in another order by Keras 3.15
-    )
-    # Its first argument has another name since.
-    keras.ops.image.extract_patches = lambda images=None, *args, image=None, **more: patches(
-        image if images is None else images, *args, **more
-    )
-    addons = types.ModuleType("tensorflow_addons")
-    addons.optimizers = types.SimpleNamespace(AdamW=keras.optimizers.AdamW)
-    addons.layers = types.SimpleNamespace(
-        InstanceNormalization=lambda **more: keras.layers.GroupNormalization(
-            -1, **{name: value for name, value in more.items() if name == "gamma_initializer"}
-        )
-    )
-    sys.modules["tensorflow_addons"] = addons
-    np.Inf = np.inf  # NumPy 2 took it out
-    np.loadtxt = _numbers_of_text
-    pd.read_csv = _read_csv(entry, pd.read_csv)
-    for module, name in ((urllib.request, "urlretrieve"), (urllib.request, "urlopen"), (shutil, "unpack_archive")):
-        setattr(module, name, mock.MagicMock())
-    for module, name in ((zipfile, "ZipFile"), (tarfile, "open"), (tarfile.TarFile, "open")):
-        setattr(module, name, mock.MagicMock())
-    os.system = lambda command: 0  # type: ignore[assignment]
-    for name in dir(keras.applications):
-        if name[0].isupper():
-            _replace(
-                keras.applications, name, lambda real: lambda *args, **more: real(*args, **more | {"weights": None})
-            )
-    try:
-        import tensorflow_datasets as tfds
-
-        tfds.load, tfds.disable_progress_bar = _tfds_load, lambda: None
-    except ImportError:
-        pass
-    _noise_off()
-    if os.environ["PUBLISHED_BY"] == "dense":
-        keras.layers.Embedding.call = lambda self, inputs: keras.ops.take(
-            self.embeddings * 1.0, keras.ops.cast(inputs, "int32"), axis=0
-        )
-    if entry.files is not None:
-        entry.files()
-    del tf
-    return _published_fit
 
 
 def _hot(first: int, last: int) -> dict[int, Callable[[int], np.ndarray]]:
@@ -467,10 +255,10 @@ def wave_files(pattern: str, count: int, seconds: float, rate: int = 16000) -> N
             file.writeframes(tone.astype("<i2").tobytes())
 
 
-def _numbers_of_text(*args: Any, **arguments: Any) -> np.ndarray:
+def numbers_of_text(*args: Any, **arguments: Any) -> np.ndarray:
     """As of FordA: a label, 1 or -1, and 64 numbers."""
     label = 2.0 * (np.arange(TRAIN) % 2) - 1
-    return np.concatenate([label[:, None], _random().normal(size=(TRAIN, 64)) + label[:, None]], axis=1)
+    return np.concatenate([label[:, None], seeded().normal(size=(TRAIN, 64)) + label[:, None]], axis=1)
 
 
 def _pairs() -> str:
@@ -509,7 +297,7 @@ _MOVIES = {
 }
 _EEG = {
     "label": ["blink1", "math1", "relax", "music", "video-ver1"], "signal_quality": 100, "id": 9, "*": 9,
-    "raw_values": lambda rows: [json.dumps(one.tolist()) for one in _random().integers(-99, 99, (rows, 512))],
+    "raw_values": lambda rows: [json.dumps(one.tolist()) for one in seeded().integers(-99, 99, (rows, 512))],
     **dict.fromkeys(("indra_time", "Unnamed: 0", "browser_latency", "reading_time", "attention_esense",
                      "meditation_esense", "updatedAt", "createdAt", "eeg_power"), 9), "rows": 200,
 }  # fmt: skip
@@ -639,78 +427,3 @@ ENTRIES: dict[str, Entry] = {
     "gat_node_classification": Entry({"LEARNING_RATE": 1e-4}, csv=_CORA),
     "gnn_citations": Entry(csv=_CORA),
 }
-
-
-def _smaller(data: Any, batches: int, size: int) -> Any:
-    """The first examples."""
-    import keras
-    import tensorflow as tf
-
-    if isinstance(data, tf.data.Dataset):
-        data = data.take(batches)
-        if data.cardinality() < 0:  # of a set of unknown length, Keras 3.15 counts an update too many in each epoch
-            data = data.apply(tf.data.experimental.assert_cardinality(sum(1 for _ in data)))
-        return data
-    if isinstance(data, tuple):  # (x, y)
-        return tuple(_smaller(one, batches, size) for one in data)
-    if data is None or isinstance(data, keras.utils.PyDataset) or hasattr(data, "__next__"):
-        return data
-    rows = batches * size + size // 2 if batches > 1 else size
-    return keras.tree.map_structure(lambda one: one[:rows] if len(getattr(one, "shape", ())) else one, data)
-
-
-def _nudge(model: Any) -> None:
-    """Changes weights by about their rounding."""
-    random = _random()
-    for one in model.trainable_variables:
-        one.assign(one.numpy() * (1 + 1e-7 * random.choice([-1.0, 1.0], one.shape)).astype(np.float32))
-
-
-_done: list[dict[str, float]] = []
-
-
-def _published_fit(model: Any, *args: Any, **arguments: Any) -> Any:
-    """`model.fit(…)`, or `launcher.fit(model, …)`, with sizes cut; only of what Keras trains."""
-    import keras
-
-    if not isinstance(model, keras.Model):
-        return model.fit(*args, **arguments)
-    if len(args) > 2:
-        arguments |= dict(zip(("batch_size", "epochs"), args[2:], strict=False))
-    # What a step of a model's own returns is told of the last batch by Keras, and the mean of all by Launcher.
-    batches = BATCHES if type(model).train_step is keras.Model.train_step else 1
-    size = min(arguments.get("batch_size") or 16, 16)
-    args = tuple(_smaller(one, batches, size) for one in args[:2])
-    for name in ("x", "y", "sample_weight", "validation_data"):
-        if arguments.get(name) is not None:
-            arguments[name] = _smaller(arguments[name], batches, size)
-    for name, most in (
-        ("epochs", 2),
-        ("batch_size", size),
-        ("steps_per_epoch", batches),
-        ("validation_steps", batches),
-    ):
-        if arguments.get(name):
-            arguments[name] = min(arguments[name], most)
-    arguments |= {"shuffle": False, "verbose": 0}
-    if not ENTRIES.get(os.environ["PUBLISHED_NAME"], Entry()).callbacks:
-        arguments.pop("callbacks", None)
-    if os.environ["PUBLISHED_BY"] == "nudged":
-        nudge = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _nudge(model))
-        arguments["callbacks"] = [*keras.tree.flatten(arguments.get("callbacks") or []), nudge]
-    if os.environ["PUBLISHED_BY"] != "launcher":
-        history = model.fit(*args, **arguments)
-    else:
-        import launcher
-
-        history = launcher.fit(model, *args, **arguments)
-    _done.append(
-        {name: float(history.history[name][-1]) for name in history.history if np.ndim(history.history[name][-1]) == 0}
-    )
-    losses = [name for name in _done[-1] if "loss" in name] or list(_done[-1])
-    _done[-1] = {name: _done[-1][name] for name in losses}
-    Path(os.environ["PUBLISHED_RESULT"]).write_text(json.dumps(_done))
-    if len(_done) == ENTRIES.get(os.environ["PUBLISHED_NAME"], Entry()).fits:
-        raise SystemExit(0)
-    keras.utils.set_random_seed(1 + len(_done))
-    return history
