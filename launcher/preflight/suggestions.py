@@ -89,15 +89,17 @@ def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
 
 
 def _shards(finding: SliceFinding, hbm: HbmUse, replicas: int) -> Iterator[Suggestion]:
-    """The optimizer's state shared out, where so much of it leaves each device that the step could fit; all else."""
+    """The optimizer's state shared out, or weights and gradients as well, where the step could fit by what leaves."""
     shareable, shard = finding.model.shareable_bytes, finding.plan.recipe.shard
-    if replicas > 1 and shareable and shareable * (1 - 1 / replicas) >= hbm.excess:
+    leaves = 1 - 1 / replicas
+    if shareable and leaves and shareable * leaves >= hbm.excess:
         why = (
             "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
             "more collective"
         )
         yield _binding(finding, "train.shard = 'optimizer'", why)
-    if replicas > 1 and (shareable or shard == "optimizer"):
+    of_weights = 2 * 4 * finding.model.trained_parameters  # float32, and their gradients
+    if (shareable or shard == "optimizer") and leaves and (shareable + of_weights) * leaves >= hbm.excess:
         why = (
             "each replica keeps its part of the weights alone, too, and those of a layer are put together when it is "
             "due: the same training, with every weight gathered twice a step"

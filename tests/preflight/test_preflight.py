@@ -61,7 +61,7 @@ def test_a_step_that_fits_is_reported_in_words_and_as_json(preflight):
         "available", "needed", "arguments", "outputs", "temporaries", "code", "missing", "buffers", "reserved"
     }  # fmt: skip
     assert set(used["buffers"][0]) == {"kind", "name", "bytes", "padding_bytes", "shape", "from"}
-    assert set(case["costs"]["collectives"][0]) == {"kind", "bytes", "times", "dtypes", "waits"}
+    assert set(case["costs"]["collectives"][0]) == {"kind", "bytes", "times", "dtypes", "waits", "results"}
     for words in (
         "HBM of one device",
         "fills neither memory bandwidth nor matrix unit",
