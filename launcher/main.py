@@ -50,10 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_DONE
         if mode.needs_jax:
             installation.require_python_of_jax(f"--mode={mode.name}")
-            # Leans on TensorFlow: without oneDNN its CPU allocator gives more memory than there is, to variables that
-            # nobody writes. Noticed by tests/step_program/test_lowering.py. Then: models larger than the host's memory
-            # are not compiled.
-            os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         if request.data_dir is not None:
             # TFDS reads the same variable, and so do the processes this one starts.
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(request.data_dir)

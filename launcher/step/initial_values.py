@@ -11,7 +11,10 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from launcher.machine import host_arrays
 
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
@@ -19,7 +22,10 @@ _LARGE = 4096  # elements
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Large variables that are made inside have no value: of memory that nobody writes, a host has enough."""
+    """Large variables that are made inside have no value: of memory that nobody writes, a host has enough.
+
+    It is NumPy's, as TensorFlow's allocator with oneDNN gives no more than the host has.
+    """
     token = _LEFT_OUT.set(True)
     try:
         yield
@@ -61,5 +67,5 @@ def _without_value(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> t
         value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
         shape, dtype = value.shape, value.dtype
     if shape.is_fully_defined() and shape.num_elements() > _LARGE:
-        kwargs["initial_value"] = tf.raw_ops.Empty(shape=shape.as_list(), dtype=dtype, init=False)
+        kwargs["initial_value"] = host_arrays.shared_tensor(np.empty(shape, dtype.as_numpy_dtype))
     return next_creator(**kwargs)
