@@ -155,7 +155,7 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
 
 def check_engine(plan: RunPlan) -> None:
     """Raises UsageError where TensorFlow is to train what its strategies cannot."""
-    if plan.recipe.shard == "all":
+    if plan.recipe.shard == "all" and plan.strategy.kind != jax_devices.KIND:
         raise UsageError(
             "train.shard = 'all': TensorFlow's strategies hold every weight whole on each device; --engine=pjrt trains "
             "with parts, and train.shard = 'optimizer' to the same weights here"

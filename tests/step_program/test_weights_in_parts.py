@@ -159,3 +159,10 @@ def test_what_trains_with_tensorflow_refuses_it(flags, run_launcher, tmp_path):
     done = run_launcher("--gin_file=mlp_fashion.gin", shard, f"--model_dir={tmp_path}", *flags)
     assert done.returncode == 64
     assert "train.shard = 'all': TensorFlow's strategies hold every weight whole" in done.stderr
+
+
+def test_a_plan_of_eight_billion_weights_takes_no_memory_for_them(run_launcher, tmp_path):
+    flags = ("--gin_file=lm_8b_gpu.gin", "--engine=pjrt", "--replicas=8", "--dry_run", f"--model_dir={tmp_path}")
+    done = run_launcher(*flags, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "GiB of 29.7 GiB on each, for the weights, and every slot" in done.stdout
