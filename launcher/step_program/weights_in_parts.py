@@ -88,8 +88,8 @@ class _Scope:
     def __init__(self, block: Any):
         self.block = block
         self.operations = [one.operation for one in block.operations]
-        self.order = {one: place for place, one in enumerate(self.operations)}
-        self.moved: dict[Any, int] = {}  # behind which place an operation stands now
+        self._numbers = {_key(one): number for number, one in enumerate(self.operations)}
+        self.moved: dict[int, int] = {}  # by the number of an operation, the place behind which it stands now
         self.last: dict[int, Any] = {}  # by the place, the last that was moved there
 
     @property
@@ -98,13 +98,17 @@ class _Scope:
 
     def around(self, operation: Any) -> Any:
         """The operation of this block in which one stands; None outside of it."""
-        while operation is not None and operation not in self.order:
+        while operation is not None and operation.block != self.block:
             operation = getattr(operation.parent, "operation", None)
         return operation
 
+    def number(self, operation: Any) -> int:
+        """Where the one around an operation stood at first."""
+        return self._numbers[_key(self.around(operation))]
+
     def place(self, operation: Any) -> int:
-        around = self.around(operation)
-        return self.moved.get(around, self.order[around])
+        number = self.number(operation)
+        return self.moved.get(number, number)
 
 
 class _Rewriting:
@@ -150,8 +154,8 @@ class _Rewriting:
                 pair = zip(_shape(one.results[0]), _shape(own[0].results[0]), strict=True)
                 yield one, own, next(axis for axis, (whole, part) in enumerate(pair) if whole != part)
 
-    def _forward(self) -> set[Any]:
-        """The operations of the passes' block that the loss depends on."""
+    def _forward(self) -> set[int]:
+        """The numbers of the operations of the passes' block that the loss depends on."""
         of_all = _owner(
             _origin(self.main.returned.operands[0], "stablehlo.slice", "stablehlo.reshape")
         )  # the scalars that a step reports
@@ -160,15 +164,21 @@ class _Rewriting:
         found = self._needed([of_all.operands[0]], self.main)
         if self.loop is None:
             return found
-        places = [place for place, one in enumerate(self.loop.results) if any(user in found for user, _ in _uses(one))]
+        places = [
+            place
+            for place, one in enumerate(self.loop.results)
+            if any(self.main.number(user) in found for user, _ in _uses(one))
+        ]
         return self._needed([self.body.returned.operands[place] for place in places], self.body)
 
-    def _needed(self, values: list[Any], scope: _Scope) -> set[Any]:
-        found: set[Any] = set()
+    def _needed(self, values: list[Any], scope: _Scope) -> set[int]:
+        found: set[int] = set()
         while values:
             one = _owner(values.pop())
-            if one is not None and one in scope.order and one not in found and not self._is_loop(one):
-                found.add(one)
+            if one is None or one.block != scope.block or self._is_loop(one):
+                continue
+            if (number := scope.number(one)) not in found:
+                found.add(number)
                 values += [value for each in _with_inner(one) for value in each.operands]
         return found
 
@@ -255,20 +265,21 @@ class _Rewriting:
         one = _owner(value)
         if one is None:
             return -1
-        if one in scope.moved or len(one.regions) or one.name in _UNMOVED or not steps:
+        number = scope.number(one)
+        if number in scope.moved or len(one.regions) or one.name in _UNMOVED or not steps:
             return scope.place(one)
         behind = max((self._early(each, scope, steps - 1) for each in one.operands), default=-1)
-        if 0 <= behind < scope.order[one]:
+        if 0 <= behind < number:
             self._move(one, behind, scope)
         return behind if steps < _MOST_STEPS else scope.place(one)
 
     def _move(self, one: Any, behind: int, scope: _Scope) -> None:
         for owner in map(_owner, one.operands):
-            if owner is not None and owner not in scope.moved and scope.order[owner] > behind:
+            if owner is not None and scope.place(owner) > behind:
                 self._move(owner, behind, scope)
         last = scope.last.get(behind, scope.operations[behind])
         one.move_after(last)
-        scope.last[behind], scope.moved[one] = one, behind
+        scope.last[behind], scope.moved[scope.number(one)] = one, behind
 
     def _reduce_scatter(self, value: Any, axis: int) -> Any:
         for groups in self.groups:
@@ -287,11 +298,11 @@ class _Rewriting:
 
     # -------------------------------------------------------------------------------------------------- wholes when due
 
-    def _gather(self, scope: _Scope, uses: Sequence[_Use], forward: set[Any]) -> int:
+    def _gather(self, scope: _Scope, uses: Sequence[_Use], forward: set[int]) -> int:
         """Has the uses of weights in a block be of wholes, put together once in each pass; returns their bytes."""
         wanted: dict[tuple[int, bool], list[_Use]] = {}
         for use in uses:
-            wanted.setdefault((use.number, scope.around(use.operation) in forward), []).append(use)
+            wanted.setdefault((use.number, scope.number(use.operation) in forward), []).append(use)
         runs = [(min(found, key=lambda use: scope.place(use.operation)), *run) for run, found in wanted.items()]
         gathered, together, waits_for, last, in_forward = 0, 0, None, None, None
         for first, number, is_forward in sorted(runs, key=lambda run: scope.place(run[0].operation)):
@@ -320,7 +331,9 @@ class _Rewriting:
         values = [part, features, *known]
         barrier = self.ir.Operation.create("stablehlo.optimization_barrier", [one.type for one in values], values)
         for old, new in zip(known, list(barrier.results)[2:], strict=True):
-            old.replace_all_uses_except(new, barrier)
+            users = [use.owner.operation for use in old.uses]
+            before = [user for user in users if scope.around(user).is_before_in_block(barrier)]
+            old.replace_all_uses_except(new, [*before, barrier])
         return barrier.results[0]
 
     def _use(self, use: _Use, whole: Any, dtype: str | None) -> None:
@@ -350,6 +363,11 @@ class _Rewriting:
     def _retype(self, function: Any, results: Sequence[Any]) -> None:
         inputs = [one.type for one in function.regions[0].blocks[0].arguments]
         function.attributes["function_type"] = self.ir.TypeAttr.get(self.ir.FunctionType.get(inputs, results))
+
+
+def _key(operation: Any) -> Any:
+    """What an operation is known by: its own hash changes with its operands."""
+    return operation.results[0] if len(operation.results) else operation.name
 
 
 def _owner(value: Any) -> Any:
@@ -433,7 +451,7 @@ def _features(first: _Use, scope: _Scope) -> Any:
             by_weight = owner is not None and [*owner.operands] == [first.weight]
             if owner is None or by_weight or owner.name == "stablehlo.constant" or not value.type.shape:
                 continue
-            if one is before or scope.place(owner) < scope.place(before):
+            if one is before or owner.is_before_in_block(before):
                 return value
         users = {scope.around(user) for result in one.results for user, _ in _uses(result)}
         if len(users) != 1:

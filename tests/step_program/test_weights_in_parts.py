@@ -122,6 +122,43 @@ def test_a_keras_program_trains_equal(run_launcher, tmp_path):
     assert_trains_equal(*in_parts.run_both(tmp_path / "runs", program, [], run_launcher, replicas=4, steps=8), 1e-5)
 
 
+ON_TOKENS = """
+import keras, numpy as np
+import launcher
+
+x = np.random.default_rng(0).integers(0, 512, size=(256, 16)).astype("int32")
+y = (x[:, 0] > 200).astype("int32")
+
+def build():
+    tokens = keras.Input((16,), dtype="int32")
+    features = keras.layers.Embedding(512, 64)(tokens)
+    features = keras.layers.Dense(64, "gelu")(features)
+    features = keras.layers.{layer}(features)
+    model = keras.Model(tokens, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(features)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+launcher.fit(build, (x, y), epochs=2, batch_size=32, precision="mixed_bfloat16")
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "more"),
+    [
+        # Parts of gradients are used before some weights are put together.
+        ("Dense(64)", ()),
+        # A weight goes through a loop of the model's own, and with the second case through the one over microbatches.
+        ("GRU(64, return_sequences=True)", ()),
+        pytest.param("GRU(64, return_sequences=True)", ("train.microbatches = 2",), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_keras_program_on_tokens_trains_equal(layer, more, run_launcher, tmp_path):
+    (tmp_path / "mine.py").write_text(ON_TOKENS.format(layer=layer))
+    program = str(tmp_path / "mine.py")
+    found = in_parts.run_both(tmp_path / "runs", program, more, run_launcher, replicas=4, steps=6)
+    assert_trains_equal(*found, 1e-2 if more else 1e-5)
+
+
 KINDS = ("all_gather", "optimization_barrier", "reduce_scatter")
 
 
