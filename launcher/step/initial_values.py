@@ -58,14 +58,9 @@ def _from_host(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Va
 
 
 def _without_value(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    value = kwargs.get("initial_value")
-    if callable(value):
-        with tf.Graph().as_default():
-            found = tf.convert_to_tensor(value(), dtype=kwargs.get("dtype"))
-            shape, dtype = found.shape, found.dtype
-    else:
-        value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-        shape, dtype = value.shape, value.dtype
-    if shape.is_fully_defined() and shape.num_elements() > _LARGE:
-        kwargs["initial_value"] = host_arrays.shared_tensor(np.empty(shape, dtype.as_numpy_dtype))
+    value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+    with tf.Graph().as_default() if callable(value) else contextlib.nullcontext():
+        found = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
+    if found.shape.is_fully_defined() and found.shape.num_elements() > _LARGE:
+        kwargs["initial_value"] = host_arrays.shared_tensor(np.empty(found.shape, found.dtype.as_numpy_dtype))
     return next_creator(**kwargs)

@@ -25,9 +25,11 @@ from typing import Any
 import numpy as np
 
 from launcher.step_program.jax_parts import JaxParts
+from launcher.step_program.pod_module import add_up, changes_nothing, one_group, operations, origin, owner_of, retype
 
 _TOGETHER = 2**27  # bytes of wholes that are put together at once, for the first of them is due
 _MOST_STEPS = 8  # operations on the way to a gradient that are made as early as can be
+_MOST_LOOKED_AT = 64  # operations that say where a slice begins
 _UNMOVED = ("stablehlo.custom_call", "stablehlo.rng_bit_generator")
 _LEFT_OVER = {
     "stablehlo.reshape", "stablehlo.set_dimension_size", "stablehlo.convert", "stablehlo.dynamic_slice",
@@ -119,7 +121,7 @@ class _Rewriting:
             self._groups(np.moveaxis(numbers.reshape(sizes), place, -1).reshape(-1, size))
             for place, size in enumerate(sizes)
         ]
-        self.all = self._groups(numbers[np.newaxis])
+        self.all = one_group(jax, num_replicas)
         self.main = self.body = _Scope(main.regions[0].blocks[0])  # body: the block with the passes
         self.loop: Any = None  # over microbatches, whose body it is, if there is one
         self.scattered: list[tuple[int, Any]] = []  # gradients' parts, each behind a place of the body
@@ -127,7 +129,7 @@ class _Rewriting:
     def run(self, axes: Mapping[int, int], in_loop: bool) -> int:
         gradients = list(self._gradients())
         if in_loop and gradients:
-            self.loop = _owner(_origin(gradients[0][0].operands[0], "stablehlo.convert"))
+            self.loop = owner_of(origin(gradients[0][0].operands[0], "stablehlo.convert"))
             self.body = _Scope(self.loop.regions[1].blocks[0])
         forward = self._forward()
         uses = [use for number, axis in axes.items() for use in self._take_part(number, axis)]
@@ -141,7 +143,7 @@ class _Rewriting:
             for one in reversed(list(scope.block.operations)):
                 if one.name in _LEFT_OVER and not any(_uses(result) for result in one.results):
                     one.operation.erase()
-        self._retype(self.function, [one.type for one in self.main.returned.operands])
+        retype(self.jax, self.function, [one.type for one in self.main.returned.operands])
         return gathered
 
     # ---------------------------------------------------------------------------------------------------- what is there
@@ -156,8 +158,8 @@ class _Rewriting:
 
     def _forward(self) -> set[int]:
         """The numbers of the operations of the passes' block that the loss depends on."""
-        of_all = _owner(
-            _origin(self.main.returned.operands[0], "stablehlo.slice", "stablehlo.reshape")
+        of_all = owner_of(
+            origin(self.main.returned.operands[0], "stablehlo.slice", "stablehlo.reshape")
         )  # the scalars that a step reports
         if of_all is None or of_all.name != "stablehlo.concatenate":
             raise RuntimeError(f"the loss is not among the scalars of the step, but made by {of_all}")
@@ -174,12 +176,12 @@ class _Rewriting:
     def _needed(self, values: list[Any], scope: _Scope) -> set[int]:
         found: set[int] = set()
         while values:
-            one = _owner(values.pop())
+            one = owner_of(values.pop())
             if one is None or one.block != scope.block or self._is_loop(one):
                 continue
             if (number := scope.number(one)) not in found:
                 found.add(number)
-                values += [value for each in _with_inner(one) for value in each.operands]
+                values += [value for each in operations(self.jax, one) for value in each.operands]
         return found
 
     def _is_loop(self, one: Any) -> bool:
@@ -193,7 +195,7 @@ class _Rewriting:
         part = [size // self.num_replicas if at == axis else size for at, size in enumerate(_shape(weight))]
         attributes = self.ir.DictAttr(self.ir.ArrayAttr(self.function.attributes["arg_attrs"])[number])
         result = self.ir.IntegerAttr(attributes["tf.aliasing_output"]).value
-        whole = _origin(returned.operands[result])
+        whole = origin(returned.operands[result])
         own, others = _own_slices(whole)
         if whole.owner.name != "stablehlo.all_gather" or [user for user, _ in others] != [returned]:
             raise RuntimeError(f"the new value of argument {number} is not put together from shards alone")
@@ -216,7 +218,7 @@ class _Rewriting:
         """Has a place of the loop's state be of a value's type, and begin with it; returns its uses in the body."""
         carried, returned = self.body.block.arguments[place], self.body.returned
         uses = [(user, at) for user, at in _uses(carried) if user != returned]
-        if _origin(returned.operands[place]) == carried:
+        if origin(returned.operands[place]) == carried:
             returned.operands[place] = carried
         self.loop.operands[place] = first
         for value in (carried, self.loop.regions[0].blocks[0].arguments[place], self.loop.results[place]):
@@ -226,22 +228,22 @@ class _Rewriting:
                 name = self.ir.FlatSymbolRefAttr(use.owner.attributes["callee"]).value
                 function = self.ir.SymbolTable(self.function.operation.parent)[name]
                 function.regions[0].blocks[0].arguments[use.operand_number].set_type(first.type)
-                self._retype(function, list(function.type.results))
+                retype(self.jax, function, list(function.type.results))
         return uses
 
     # ------------------------------------------------------------------------------------------------- gradients' parts
 
     def _scatter(self, reduction: Any, slices: Sequence[Any], axis: int) -> None:
         """Gives each replica its part alone of a gradient, as soon as this is known; in the loop, of each turn's."""
-        value, scope, total = reduction.operands[0], self.main, _origin(reduction.operands[0], "stablehlo.convert")
+        value, scope, total = reduction.operands[0], self.main, origin(reduction.operands[0], "stablehlo.convert")
         sent, place = _dtype(value), None
-        if self._is_loop(_owner(total)):
+        if self._is_loop(owner_of(total)):
             scope, place = self.body, self.ir.OpResult(total).result_number
-            added = _owner(_origin(scope.returned.operands[place]))
+            added = owner_of(origin(scope.returned.operands[place]))
             carried = scope.block.arguments[place]
-            (value,) = [term for term in added.operands if _origin(term) != carried]
+            (value,) = [term for term in added.operands if origin(term) != carried]
         behind = self._early(value, scope)
-        with self.ir.InsertionPoint.after(_owner(value)), reduction.location:
+        with self.ir.InsertionPoint.after(owner_of(value)), reduction.location:
             part = self._reduce_scatter(self._cast(value, sent), axis)
         if scope is self.body:
             self.scattered.append((behind, part))
@@ -262,7 +264,7 @@ class _Rewriting:
 
         -1 for what needs nothing but arguments and constants.
         """
-        one = _owner(value)
+        one = owner_of(value)
         if one is None:
             return -1
         number = scope.number(one)
@@ -274,7 +276,7 @@ class _Rewriting:
         return behind if steps < _MOST_STEPS else scope.place(one)
 
     def _move(self, one: Any, behind: int, scope: _Scope) -> None:
-        for owner in map(_owner, one.operands):
+        for owner in map(owner_of, one.operands):
             if owner is not None and scope.place(owner) > behind:
                 self._move(owner, behind, scope)
         last = scope.last.get(behind, scope.operations[behind])
@@ -290,9 +292,7 @@ class _Rewriting:
             operation = self.ir.Operation.create(
                 "stablehlo.reduce_scatter", [self._type(value, shape)], [value], attributes, regions=1
             )
-            scalar = self._type(value, [])
-            with self.ir.InsertionPoint(operation.regions[0].blocks.append(scalar, scalar)) as at:
-                self.jax.stablehlo.return_([self.jax.stablehlo.add(*at.block.arguments)])
+            add_up(self.jax, operation)
             value = operation.results[0]
         return value
 
@@ -360,19 +360,10 @@ class _Rewriting:
     def _groups(self, replicas: np.ndarray) -> Any:
         return self.ir.DenseElementsAttr.get(np.ascontiguousarray(replicas, np.int64))
 
-    def _retype(self, function: Any, results: Sequence[Any]) -> None:
-        inputs = [one.type for one in function.regions[0].blocks[0].arguments]
-        function.attributes["function_type"] = self.ir.TypeAttr.get(self.ir.FunctionType.get(inputs, results))
-
 
 def _key(operation: Any) -> Any:
     """What an operation is known by: its own hash changes with its operands."""
     return operation.results[0] if len(operation.results) else operation.name
-
-
-def _owner(value: Any) -> Any:
-    """The operation that makes a value; None of a block's argument."""
-    return getattr(value.owner, "operation", None) if hasattr(value.owner, "results") else None
 
 
 def _shape(value: Any) -> list[int]:
@@ -387,26 +378,13 @@ def _bits(dtype: str) -> int:
     return int(re.sub(r"\D", "", dtype))
 
 
-def _changes_nothing(one: Any) -> bool:
-    """TensorFlow writes whole, static sizes down once more."""
-    named = one.name in ("stablehlo.reshape", "stablehlo.set_dimension_size")
-    return named and one.results[0].type == one.operands[0].type
-
-
-def _origin(value: Any, *through: str) -> Any:
-    """What a value is before operations that change nothing, and others of these names."""
-    while (one := _owner(value)) is not None and (_changes_nothing(one) or one.name in through):
-        value = one.operands[0]
-    return value
-
-
 def _uses(value: Any) -> list[tuple[Any, int]]:
     """The operations that use a value, by which operand, also through operations that change nothing."""
     found: list[tuple[Any, int]] = []
     for use in value.uses:
         one = use.owner.operation
-        changes_nothing = _changes_nothing(one) and use.operand_number == 0
-        found += _uses(one.results[0]) if changes_nothing else [(one, use.operand_number)]
+        passes = changes_nothing(one) and use.operand_number == 0
+        found += _uses(one.results[0]) if passes else [(one, use.operand_number)]
     return found
 
 
@@ -419,8 +397,8 @@ def _own_slices(value: Any) -> tuple[list[Any], list[tuple[Any, int]]]:
 
 def _is_own(cut: Any) -> bool:
     values = list(cut.operands)[1:]
-    for _ in range(64):
-        one = _owner(values.pop()) if values else None
+    for _ in range(_MOST_LOOKED_AT):
+        one = owner_of(values.pop()) if values else None
         if one is not None and one.name == "stablehlo.replica_id":
             return True
         values += list(one.operands) if one is not None else []
@@ -447,7 +425,7 @@ def _features(first: _Use, scope: _Scope) -> Any:
     before = one = scope.around(first.operation)
     for _ in range(_MOST_STEPS):
         for value in one.operands:
-            owner = _owner(value)
+            owner = owner_of(value)
             by_weight = owner is not None and [*owner.operands] == [first.weight]
             if owner is None or by_weight or owner.name == "stablehlo.constant" or not value.type.shape:
                 continue
@@ -458,12 +436,3 @@ def _features(first: _Use, scope: _Scope) -> Any:
             return None
         (one,) = users
     return None
-
-
-def _with_inner(one: Any) -> Iterator[Any]:
-    """An operation and those in its regions."""
-    yield one
-    for region in one.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                yield from _with_inner(inner.operation)
