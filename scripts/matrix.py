@@ -163,10 +163,10 @@ class Trial:
             module="launcher.launch",
             says="completed",
         )
-        sharded = "--gin_param='train.shard_optimizer = True' --gin_param='train.optimizer = @adamw' --replicas=2"
+        sharded = "--gin_param='train.shard = \"optimizer\"' --gin_param='train.optimizer = @adamw' --replicas=2"
         sharded += " --gin_param='adamw.learning_rate = 0.001'"
         self.launcher(
-            "shard_optimizer",
+            "shard",
             f"{DIGITS} {sharded} --gin_param='train.steps = 6' --model_dir=sharded",
             says="completed",
         )

@@ -120,7 +120,7 @@ def test_two_workers_killed_with_their_state_shared_out_go_on_on_other_topologie
     killed, undisturbed, sharing = (
         tmp_path / "killed",
         tmp_path / "undisturbed",
-        "--gin_param=train.shard_optimizer = True",
+        "--gin_param=train.shard = 'optimizer'",
     )
     hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
     workers = [

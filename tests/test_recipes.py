@@ -20,6 +20,7 @@ CHANGES = ("--strategy=one_device",)
 SMALL = {
     "resnet": ("resnet.depth = 8",),
     "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),
+    "lm_8b_": ("train.shard = 'optimizer'",),
     "lm_": ("language_model.layers = 1", "language_model.hidden = 64", "text_corpus.vocab_size = 512"),
 }
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from launcher.config.gin_files import Binding, Import
 
-RENAMED: Mapping[str, str] = {}
-"""Old names and new ones, such as "train.clip_value": "Clipping.value"."""
+RENAMED: Mapping[str, str] = {"train.shard_optimizer": "train.shard"}
+"""Old names and new ones."""
+
+_NEW_VALUES: Mapping[str, Mapping[Any, Any]] = {"train.shard_optimizer": {False: "none", True: "optimizer"}}
 
 
 def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
@@ -18,13 +20,24 @@ def renamed(statements: Sequence[Binding | Import]) -> list[Binding | Import]:
 
 
 def _renamed(binding: Binding) -> Binding:
-    new = RENAMED.get(f"{binding.selector.rpartition('.')[2]}.{binding.arg}")
-    if new is None:
+    old = f"{binding.selector.rpartition('.')[2]}.{binding.arg}"
+    if old not in RENAMED:
         return binding
-    selector, _, arg = new.partition(".")
-    return dataclasses.replace(binding, selector=selector, arg=arg, old_name=binding.name)
+    selector, _, arg = RENAMED[old].partition(".")
+    return dataclasses.replace(
+        binding, selector=selector, arg=arg, value=_new_value(old, binding.value), old_name=binding.name
+    )
+
+
+def _new_value(old: str, value: Any) -> Any:
+    """By the old name, as some values have become others with it."""
+    return _NEW_VALUES.get(old, {}).get(value, value) if isinstance(value, bool) else value
 
 
 def arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for `train` by their names of now."""
-    return {RENAMED.get(f"train.{name}", f"train.{name}").partition(".")[2]: one for name, one in settings.items()}
+    """Keyword arguments for `train` by their names and with their values of now."""
+    found = {}
+    for name, value in settings.items():
+        old = f"train.{name}"
+        found[RENAMED.get(old, old).partition(".")[2]] = _new_value(old, value)
+    return found

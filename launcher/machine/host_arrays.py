@@ -19,7 +19,8 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
     if not shareable or not array.nbytes:
         return tf.convert_to_tensor(array)
     # Leans on TensorFlow: dlpack shares an array's memory and copies nothing. Noticed by
-    # tests/machine/test_host_arrays.py. Then: use `tf.convert_to_tensor`; a checkpoint then takes its memory twice.
+    # tests/machine/test_host_arrays.py, tests/step_program/test_lowering.py. Then: use `tf.convert_to_tensor`; a
+    # checkpoint then takes its memory twice, and models larger than the host's memory are not compiled.
     tensor = tf.experimental.dlpack.from_dlpack(bits.__dlpack__())
     return tf.bitcast(tensor, tf.bfloat16) if is_bfloat16 else tensor
 

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from absl import flags
@@ -335,11 +336,16 @@ def make_request(values: flags.FlagValues) -> Request:
 
 def run(request: Request) -> int:
     """Runs the mode, or shows what it would do, and returns the exit code."""
+    return int(module_of(request).run(request))
+
+
+def module_of(request: Request) -> ModuleType:
+    """The module that does what is asked for, imported; its `run` does it."""
     mode = MODES[request.mode]
     module = mode.module or mode.name
     if request.dry_run and not mode.shows_plan:
         module = "dry_run"
-    return int(importlib.import_module(f"{__name__}.{module}").run(request))
+    return importlib.import_module(f"{__name__}.{module}")
 
 
 def _readers() -> dict[str, list[Mode]]:

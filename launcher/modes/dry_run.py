@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import keras
+import tensorflow as tf
 
 from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine.accelerators import V5E
-from launcher.modes import Request, commands
+from launcher.modes import MODES, Request, commands
 from launcher.modes.plan import resolve
 from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.run import layer_settings, session
 from launcher.run.description import describe
-from launcher.run.plan import RunPlan
+from launcher.run.plan import RunPlan, check_engine
 from launcher.run.start import start_weights
+from launcher.step import initial_values
 from launcher.step_program import lowering
 
 
@@ -26,8 +28,11 @@ def run(request: Request) -> int:
 
 def show(resolved: RunPlan, request: Request) -> int:
     """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
+    if MODES[request.mode].trains:
+        check_engine(resolved)
     notes: list[str] = []
-    model = session.build_model(resolved, notes.append)
+    with initial_values.left_out(), initial_values.scope(tf.distribute.get_strategy()):
+        model = session.build_model(resolved, notes.append)
     layer_settings.check_batch_norm(model, resolved)
     session.build_optimizer(resolved)
     if resolved.recipe.start.path is not None:

@@ -21,7 +21,7 @@ from launcher.reporting.summary import Stopwatch, take_beginning
 from launcher.run import loading, memory_trial, programs, session, training
 from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
-from launcher.run.plan import RunPlan
+from launcher.run.plan import RunPlan, check_engine
 from launcher.run.programs import FitCall
 from launcher.run.training import Order
 from launcher.serving import model_file
@@ -84,6 +84,8 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         with gin_bindings.usage_errors():
             plan = make_plan()
             on_pjrt = isinstance(request, EngineRequest) and request.engine == "pjrt"  # which refuses it
+            if MODES[request.mode].trains:
+                check_engine(plan)
             if not on_pjrt and memory_trial.is_open(plan) and MODES[request.mode].trains:
                 plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)

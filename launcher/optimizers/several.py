@@ -116,7 +116,7 @@ class Optimizers:
     def check_shardable(self) -> None:
         """Raises UsageError, always."""
         raise UsageError(
-            "train.shard_optimizer = True: the model has a train_step of its own, whose optimizers each replica keeps "
+            "train.shard: the model has a train_step of its own, whose optimizers each replica keeps "
             "whole; leave the binding out"
         )
 

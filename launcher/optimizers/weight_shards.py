@@ -132,9 +132,9 @@ def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
     if known or getattr(kind, "element_wise", False) or takes_norms(optimizer):
         return
     raise UsageError(
-        f"train.shard_optimizer = True: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
+        f"train.shard: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
         "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS or one of "
-        f"{', '.join(_ELEMENT_WISE)}; leave train.shard_optimizer out, or, if it is your own and its update_step "
+        f"{', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step "
         "does so, say element_wise = True in its class"
     )
 

@@ -17,21 +17,33 @@ from launcher.step_program.op_source import short_name
 
 _WORTH = 0.02  # share of the arithmetic, the memory or the time below which advice would be noise
 _SHOWN = 3
+_KEPT = 0.9  # share of what is to be gathered; less are gathers that were merged
 
 
 def advise(
-    costs: Costs, hbm: HbmUse, where: Target, *, policy: str, bounds: Roofline, shared_gradient_bytes: int = 0
+    costs: Costs,
+    hbm: HbmUse,
+    where: Target,
+    *,
+    policy: str,
+    bounds: Roofline,
+    shared_gradient_bytes: int = 0,
+    gathered_bytes: int = 0,
+    weights: int = 0,
 ) -> tuple[str, ...]:
     """A sentence for each thing that costs something.
 
     Args:
       costs, hbm, bounds: of one device.
       policy: Keras dtype policy of the run.
-      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard_optimizer`; else 0.
+      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard = 'optimizer'`; else 0.
+      gathered_bytes: of whole weights that a step is to put together, under `train.shard = 'all'`; else 0.
+      weights: number of weights that are trained.
     """
     return (
         *_reductions(costs, bounds, where),
         *_sharing(costs, where, bounds, shared_gradient_bytes),
+        *_in_parts(costs, gathered_bytes, weights),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
         *_of_program(costs),
@@ -58,7 +70,7 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
 
 
 def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int) -> Iterator[str]:
-    """What `train.shard_optimizer` costs on the wire: nothing is told of its gain, which is in the memory needed."""
+    """What sharding the optimizer costs on the wire: nothing is told of its gain, which is in the memory needed."""
     if not gradient_bytes or where.num_replicas == 1:
         return
     whole = Collective(kind="all-reduce", bytes=gradient_bytes, times=1, dtypes=(), source=OpSource())
@@ -75,10 +87,31 @@ def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int)
         else "an all-gather puts the weights together"
     )
     yield (
-        f"train.shard_optimizer = True takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
+        f"train.shard = 'optimizer' takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
         f"step, {bounds.wire_seconds / alone:.1f} times the {milliseconds(alone)} of reducing "
         f"{bytes_text(gradient_bytes)} of gradients without it: {sums}, and {gathers}"
     )
+
+
+def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:
+    """What weights in parts cost, and whether the compiler has left their gathers as they were written."""
+    if not wanted:
+        return
+    sizes: dict[str, int] = {}
+    for one in costs.collectives:
+        sizes[one.kind] = sizes.get(one.kind, 0) + one.results * one.times
+    total, parts = sum(sizes.values()), ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes.items())
+    yield (
+        f"train.shard = 'all' puts {bytes_text(total)} a step on each device by collectives ({parts}), "
+        f"{total / (2 * weights):.1f} times the weights in 16 bits"
+    )
+    # libtpu writes some gathers as sums.
+    found = sum(size for kind, size in sizes.items() if kind != "reduce-scatter")
+    if found < _KEPT * wanted:
+        yield (
+            f"the compiler puts {bytes_text(found)} of weights together in place of {bytes_text(wanted)}: it has "
+            "merged the gathers of both passes, and holds whole weights from one to the other"
+        )
 
 
 def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[str]:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
-import tensorflow as tf
 
 from launcher.config import gin_used
 from launcher.errors import UsageError
@@ -70,8 +69,9 @@ class ModelFacts:
       keeps_activations: whether `train.rematerialize` would have the model keep less of them.
       tokens_per_example: None where examples are no sequences.
       notes: what the task says of its model on such devices.
-      shareable_bytes: of the optimizer's state and the averages, which `train.shard_optimizer` would share out; 0 where
+      shareable_bytes: of the optimizer's state and the averages, which `train.shard` would share out; 0 where
         it does already or cannot.
+      gathered_bytes: of weights that a step puts together, under `train.shard = 'all'`.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
       flops: of one replica's step, as its graph has them; None where it does not tell.
     """
@@ -83,6 +83,7 @@ class ModelFacts:
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
+    gathered_bytes: int = 0
     computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flops: Flops | None = None
 
@@ -189,27 +190,29 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         steps=plan.total_steps,
         model_flops=model.flops.model if model.flops else None,
     )
-    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard_optimizer else 0
+    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard == "optimizer" else 0
     return dataclasses.replace(
         found,
         costs=costs,
         roofline=bounds if accounted.fits else None,
         advice=advice.advise(
-            costs, accounted, where, policy=plan.policy, bounds=bounds, shared_gradient_bytes=gradient_bytes
+            costs,
+            accounted,
+            where,
+            policy=plan.policy,
+            bounds=bounds,
+            shared_gradient_bytes=gradient_bytes,
+            gathered_bytes=model.gathered_bytes,
+            weights=model.trained_parameters,
         ),
     )
 
 
 def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
     """The program, what its model is like, and the line of user code that each operation is from."""
-    session = lowering.build(resolved, num_replicas)
+    session = lowering.build(resolved, num_replicas, without_values=True)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
     found = lowered.program, _facts(resolved, session, lowered), op_source.user_lines(lowered.graph)
-    # A model of the size of a chip's memory must not stay while the compiler needs this machine's. TensorFlow keeps a
-    # graph with a custom gradient for good, and with it the variables: their values go by themselves.
-    for variable in lowered.variables.values():
-        nothing = tf.zeros([0], variable.dtype)
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
     del session, lowered
     keras.utils.clear_session()  # collects garbage
     return found
@@ -228,7 +231,8 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         keeps_activations=not all(layer.rematerialize for layer in layer_settings.rematerializing(model)),
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
-        shareable_bytes=0 if resolved.recipe.shard_optimizer else _shareable_bytes(session.trainer),
+        shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
+        gathered_bytes=resolved.microbatches * lowered.program.gathered_bytes,
         computed=layer_settings.describe(resolved, model),
         flops=flops.count(lowered.graph, loops),
     )

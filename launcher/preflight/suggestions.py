@@ -74,13 +74,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
         half, _ = recommended_policy(finding.plan.strategy)
         why = "activations of half the size, products at the full speed of the matrix units"
         yield [_binding(finding, f"train.precision = {half!r}", why)]
-    # The optimizer's state shared out, where so much of it leaves each device that the step could fit.
-    if replicas > 1 and model.shareable_bytes and model.shareable_bytes * (1 - 1 / replicas) >= hbm.excess:
-        why = (
-            "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
-            "more collective"
-        )
-        yield [_binding(finding, "train.shard_optimizer = True", why)]
+    yield _shards(finding, hbm, replicas)
     yield _microbatches(finding, hbm)
     if model.keeps_activations:
         why = (
@@ -92,6 +86,25 @@ def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
     least = 1.0 if hbm.fits else hbm.needed / hbm.available
     yield _more_devices(finding, least)
     yield _smaller_batch(finding, least)
+
+
+def _shards(finding: SliceFinding, hbm: HbmUse, replicas: int) -> Iterator[Suggestion]:
+    """The optimizer's state shared out, or weights and gradients as well, where the step could fit by what leaves."""
+    shareable, shard = finding.model.shareable_bytes, finding.plan.recipe.shard
+    leaves = 1 - 1 / replicas
+    if shareable and leaves and shareable * leaves >= hbm.excess:
+        why = (
+            "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
+            "more collective"
+        )
+        yield _binding(finding, "train.shard = 'optimizer'", why)
+    of_weights = 2 * 4 * finding.model.trained_parameters  # float32, and their gradients
+    if (shareable or shard == "optimizer") and leaves and (shareable + of_weights) * leaves >= hbm.excess:
+        why = (
+            "each replica keeps its part of the weights alone, too, and those of a layer are put together when it is "
+            "due: the same training, with every weight gathered twice a step"
+        )
+        yield _binding(finding, "train.shard = 'all'", why)
 
 
 def _microbatches(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:

@@ -165,16 +165,17 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
 
     Told of state of the size of a weight, of which Adam has two: what an optimizer has is known once it is built.
     """
-    if not plan.recipe.shard_optimizer:
+    if plan.recipe.shard == "none":
         return ""
     replicas = plan.strategy.num_replicas
     if replicas == 1:
-        return "train.shard_optimizer = True: one replica holds all of it"
+        return f"train.shard = {plan.recipe.shard!r}: one replica holds all of it"
     parts = [(variable, shard_of(variable, replicas)) for variable in model.trainable_variables]
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])
     divided = bytes_of([variable for variable, part in parts if part is not None])
+    of, often = ("the weights, and every", "a pass") if plan.recipe.shard == "all" else ("every", "a step")
     return (
-        f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for every slot and "
-        f"average of the weights; {bytes_text(divided)} of weights are all-gathered a step"
+        f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for {of} slot and "
+        f"average of the weights; {bytes_text(divided)} of weights are all-gathered {often}"
     )

@@ -109,7 +109,7 @@ def decide(
             f"{told}: this tries the step in a process of its own, which cannot make a call of launcher.fit in this "
             "one: give the program as --gin_file=PROGRAM.py, or a value"
         )
-    if plan.recipe.shard_optimizer and plan.cluster.num_workers > 1:
+    if plan.recipe.shard != "none" and plan.cluster.num_workers > 1:
         say(
             f"{told}: tried with the optimizer's state shared out over this worker's {plan.strategy.local_replicas} of "
             f"{plan.strategy.num_replicas} replicas, so that it may fit with less"

@@ -92,7 +92,8 @@ class RunPlan:
     @property
     def bucket_bytes(self) -> int:
         """Upper bound on one gradient collective."""
-        default = gradients.TPU_BUCKET_BYTES if self.strategy.accelerator == "tpu" else gradients.DEFAULT_BUCKET_BYTES
+        alone = self.strategy.accelerator == "tpu" or self.recipe.shard == "all"
+        default = gradients.TPU_BUCKET_BYTES if alone else gradients.DEFAULT_BUCKET_BYTES
         return self.recipe.bucket_bytes or default
 
     @property
@@ -150,6 +151,15 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
     if policy not in precision.POLICIES:
         raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
     return policy, why
+
+
+def check_engine(plan: RunPlan) -> None:
+    """Raises UsageError where TensorFlow is to train what its strategies cannot."""
+    if plan.recipe.shard == "all" and plan.strategy.kind != jax_devices.KIND:
+        raise UsageError(
+            "train.shard = 'all': TensorFlow's strategies hold every weight whole on each device; --engine=pjrt trains "
+            "with parts, and train.shard = 'optimizer' to the same weights here"
+        )
 
 
 def check_batches(plan: RunPlan) -> None:

@@ -28,6 +28,7 @@ from models.transformer.attention_form import FORMS
 
 SAVE_MODEL = ("best", "last", "none")
 BATCH_NORM = ("auto", "global", "local")
+SHARD = ("none", "optimizer", "all")
 
 
 def _check_not_negative(configurable: str, settings: Any, *names: str) -> None:
@@ -115,8 +116,10 @@ class Recipe:
       bucket_bytes: upper bound on one gradient collective; None for 16 MiB, and on a TPU for each gradient by itself,
         as the compiler merges them there.
       clipping: bounds of gradients; see `launcher.step.clipping.Clipping`.
-      shard_optimizer: share the optimizer's state out over the replicas: each keeps the state of its part of every
-        large weight, updates that part, and all put the parts together. Trains to the same weights.
+      shard: what is shared out over the replicas: "none"; "optimizer", the optimizer's state: each replica keeps the
+        state of its part of every large weight, updates that part, and all put the parts together; "all", the weights
+        as well: a replica has no more than its part of them, and those of a layer are put together while it is
+        computed. Trains to the same weights.
       penalty: penalty on weights by layer type, `@penalty()`, or None.
       start: the weights it starts with; see `launcher.run.start.start_weights.StartFrom`.
       freeze: regular expressions on whole paths of layers and weights that are not trained, such as ('base/.*',); see
@@ -168,7 +171,7 @@ class Recipe:
     reduce_dtype: str = "auto"
     bucket_bytes: int | None = None
     clipping: Clipping = dataclasses.field(default_factory=Clipping)
-    shard_optimizer: bool = False
+    shard: str = "none"
     penalty: Penalty | None = None
     start: StartFrom = dataclasses.field(default_factory=StartFrom)
     freeze: Sequence[str] = ()
@@ -211,7 +214,7 @@ class Recipe:
                 "the tasks of text have; leave it out"
             )
         _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
-        _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM})
+        _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
             if value is not None and not value > 0:

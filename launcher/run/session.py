@@ -175,7 +175,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer | Optimizers:
             "train.optimizer must build a launcher Optimizer or a keras.optimizers.Optimizer, "
             f"got {type(optimizer).__name__}"
         )
-    if plan.recipe.shard_optimizer:
+    if plan.recipe.shard != "none":
         optimizer.check_shardable()
     return optimizer
 
@@ -197,8 +197,10 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
         loss_chunks=plan.loss_chunks,
         compiled=plan.is_compiled,
         seed=plan.seed,
-        selects=plan.strategy.accelerator == "tpu" or (recipe.shard_optimizer and optimizer.reduces_shards),
-        shards=plan.strategy.num_replicas if recipe.shard_optimizer else 1,
+        selects=plan.strategy.accelerator == "tpu"
+        or recipe.shard == "all"
+        or (recipe.shard == "optimizer" and optimizer.reduces_shards),
+        shards=1 if recipe.shard == "none" else plan.strategy.num_replicas,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from launcher.machine.no_autograph import call_converted
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.weight_shards import WeightShard
-from launcher.step import precision
+from launcher.step import initial_values, precision
 from launcher.step.engine import Engine
 from launcher.step.gradients import Checked
 from launcher.step.moving_average import MovingAverage
@@ -100,7 +100,7 @@ class State:
         for slot, weight in optimizer.copies():
             if self.shard_of(slot) is not None:  # which Keras could not copy
                 self._put(slot, weight.numpy())
-        for average, shard in ema.shards:
+        for average, shard in [] if initial_values.are_left_out() else ema.shards:
             self._put(average, shard.whole.numpy().astype(np.float32))
 
     def variables(self) -> dict[str, tf.Variable | keras.Variable]:

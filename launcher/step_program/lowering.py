@@ -6,8 +6,9 @@ collectives become those of the pod (`pod_replica`); nothing here knows what a s
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -19,9 +20,13 @@ from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.step import initial_values
 from launcher.step.state import LIMITS, unique_name, weight_names
-from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random
+from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
+
+# Of more chips at once libtpu 0.0.52 scatters no sum, but makes all of it on each.
+_MOST_SCATTERED = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +34,10 @@ class Argument:
     """One parameter or result of a program; a "constant" is a tensor that the model holds beside its variables."""
 
     name: str  # of a variable, its name in a checkpoint; of a batch's tensor, its key
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of what one replica has of it
     dtype: str  # NumPy's name; "bfloat16" is ml_dtypes'
     kind: str  # "batch", "variable" or "constant"; of a result, "report" or "variable"
-    axis: int | None = None  # the dimension of the whole that is divided over the replicas; None: each has all of it
+    axis: int | None = None  # the dimension of the whole that is divided among the replicas; None where each has all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +50,14 @@ class StepProgram:
       arguments: the parameters of "main" in order: one replica's batch, then variables and constants.
       results: its results in order: the scalars of `train_step.StepReport`, then the new value of each variable that
         the step changes, which takes the memory of the old one.
+      gathered_bytes: of whole weights, put together from the replicas' parts for one microbatch.
     """
 
     stablehlo: str
     num_replicas: int
     arguments: tuple[Argument, ...]
     results: tuple[Argument, ...]
+    gathered_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +80,7 @@ class Lowered:
     notes: tuple[str, ...]
 
 
-def build(plan: RunPlan, num_replicas: int) -> Session:
+def build(plan: RunPlan, num_replicas: int, *, without_values: bool = False) -> Session:
     """The session of one replica among `num_replicas`, to be lowered.
 
     Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
@@ -81,12 +88,14 @@ def build(plan: RunPlan, num_replicas: int) -> Session:
     Args:
       plan: of any strategy; its policy, reduce dtype and seed are taken as they are.
       num_replicas: among which the recipe's global batch is divided.
+      without_values: the variables have none, and take no memory.
 
     Raises:
       UsageError: JAX is missing, the batch cannot be divided, or the model refuses.
     """
     jax_parts.load()
-    return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
+    with initial_values.left_out() if without_values else contextlib.nullcontext():
+        return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
 
 
 def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
@@ -157,8 +166,8 @@ def _lower(
     for_tpu: bool,
 ) -> Lowered:
     """Lowers what gives a report, float32 [n], and may change the named variables; `names` are those of its numbers."""
-    jax, trainer = jax_parts.load(), session.trainer
-    num_replicas = session.plan.strategy.num_replicas
+    jax = jax_parts.load()
+    num_replicas, in_parts = session.plan.strategy.num_replicas, session.plan.recipe.shard == "all"
     # In the graph because the step uses them, or because they are read here: every one is an argument.
     variables = list(named.values())
 
@@ -166,7 +175,7 @@ def _lower(
     spec = dict(sorted(spec.items()))
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu):
+        with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu and not in_parts):
             # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
             scalars = tf.unstack(on_replica(dict(zip(spec, batch, strict=True))))
         return scalars, [variable.read_value() for variable in variables]
@@ -183,9 +192,6 @@ def _lower(
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
-    state = trainer.state
-    axes = {name: shard.axis for name, variable in state.variables().items() if (shard := state.shard_of(variable))}
-    arguments = [dataclasses.replace(argument, axis=axes.get(argument.name)) for argument in arguments]
     count = len(traced.structured_outputs[0])
     reports = [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names(count)]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
@@ -204,8 +210,27 @@ def _lower(
         if [(one.shape, one.dtype) for one in expected] != list(found):
             # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
+    text, gathered_bytes, whole = module.text, 0, {}
+    if in_parts:  # an evaluation, which changes no weights, takes whole ones
+        changed = {result.name for result in results}
+        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in changed}
+    if whole:
+        text, gathered_bytes = weights_in_parts.divide(
+            jax,
+            text,
+            {place: whole[argument.name] for place, argument in enumerate(arguments) if argument.name in whole},
+            num_replicas=num_replicas,
+            in_loop=session.plan.microbatches > 1,
+            most_scattered=_MOST_SCATTERED if for_tpu else None,
+        )
+    axes = _axes(session) | whole
+    arguments, results = ([_in_part(one, axes, whole, num_replicas) for one in ones] for ones in (arguments, results))
     program = StepProgram(
-        stablehlo=module.text, num_replicas=num_replicas, arguments=tuple(arguments), results=tuple(results)
+        stablehlo=text,
+        num_replicas=num_replicas,
+        arguments=tuple(arguments),
+        results=tuple(results),
+        gathered_bytes=gathered_bytes,
     )
     return Lowered(
         program=program,
@@ -250,6 +275,23 @@ def _arguments(
             constants[name] = tensor.numpy()
             arguments.append(_described(name, tensor, "constant"))
     return arguments, constants
+
+
+def _axes(session: Session, *, of_weights: bool = False) -> dict[str, int]:
+    """By name, the dimension in which a replica has a part of the optimizer's state and averages, or of weights."""
+    state, shards = session.trainer.state, {id(one.whole): one for one in session.trainer.optimizer.shards if one}
+    found = {
+        name: shards.get(id(variable)) if of_weights else state.shard_of(variable)
+        for name, variable in state.variables().items()
+    }
+    return {name: shard.axis for name, shard in found.items() if shard is not None}
+
+
+def _in_part(one: Argument, axes: Mapping[str, int], whole: Collection[str], num_replicas: int) -> Argument:
+    """The argument with its axis; of one that is described as it was before it was divided, the part."""
+    axis, count = axes.get(one.name), num_replicas if one.name in whole else 1
+    shape = tuple(size // count if place == axis else size for place, size in enumerate(one.shape))
+    return dataclasses.replace(one, shape=shape, axis=axis)
 
 
 def _described(name: str, tensor: tf.Variable | tf.Tensor | tf.TensorSpec, kind: str) -> Argument:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def convert(
         _fold_copies(jax, module)
         _insert_collectives(jax, module, num_replicas)
         if philox is not None:
-            tpu_random.use_default_generator(jax, _operations(jax, module, "stablehlo.rng_bit_generator"), philox)
+            tpu_random.use_default_generator(jax, operations(jax, module, "stablehlo.rng_bit_generator"), philox)
         _drop_unused_functions(jax, module)
         main = jax.ir.SymbolTable(module.operation)["main"]
         kept = _drop_results(jax, main, num_results, updates)
@@ -82,10 +82,10 @@ def of_partitions(jax: JaxParts, text: str) -> bytes:
     with jax.new_context():
         module = jax.ir.Module.parse(text)
         channel = jax.ir.Attribute.parse("#stablehlo.channel_handle<handle = 1, type = 1>")
-        for collective in _operations(jax, module, *(f"stablehlo.{name}" for name in _COLLECTIVES)):
+        for collective in operations(jax, module, *(f"stablehlo.{name}" for name in _COLLECTIVES)):
             collective.attributes["channel_handle"] = channel
             collective.attributes["use_global_device_ids"] = jax.ir.UnitAttr.get()
-        for number in _operations(jax, module, "stablehlo.replica_id"):
+        for number in operations(jax, module, "stablehlo.replica_id"):
             with jax.ir.InsertionPoint(number), number.location:
                 number.results[0].replace_all_uses_with(jax.stablehlo.partition_id())
             number.erase()
@@ -97,11 +97,12 @@ def of_partitions(jax: JaxParts, text: str) -> bytes:
         return jax.mlir.serialize_portable_artifact(module, jax.stablehlo.get_current_version())
 
 
-def _operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
+def operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
+    """Those of these names in a module or an operation, itself included; without names, all."""
     found = []
 
     def visit(operation: Any) -> Any:
-        if operation.name in names:
+        if not names or operation.name in names:
             found.append(operation)
         return jax.ir.WalkResult.ADVANCE
 
@@ -111,13 +112,13 @@ def _operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
 
 def _fold_copies(jax: JaxParts, module: Any) -> None:
     """Takes out HLO's copies, for which StableHLO has no operation."""
-    for copy in _operations(jax, module, "mhlo.copy"):
+    for copy in operations(jax, module, "mhlo.copy"):
         copy.results[0].replace_all_uses_with(copy.operands[0])
         copy.erase()
 
 
 def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
-    for call in _operations(jax, module, "stablehlo.custom_call"):
+    for call in operations(jax, module, "stablehlo.custom_call"):
         target = jax.ir.StringAttr(call.attributes["call_target_name"]).value
         if target not in (ALL_REDUCE, REPLICA_ID) and not target.startswith(ALL_GATHER):
             continue
@@ -127,7 +128,7 @@ def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
             elif target.startswith(ALL_GATHER):
                 axis = int(target.removeprefix(ALL_GATHER))
                 value = jax.stablehlo.all_gather(
-                    [call.results[0].type], [call.operands[0]], axis, _one_group(jax, num_replicas)
+                    [call.results[0].type], [call.operands[0]], axis, one_group(jax, num_replicas)
                 )
             else:
                 value = jax.stablehlo.convert(call.results[0].type, jax.stablehlo.replica_id())
@@ -135,23 +136,27 @@ def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
         call.erase()
 
 
-def _one_group(jax: JaxParts, num_replicas: int) -> Any:
+def one_group(jax: JaxParts, num_replicas: int) -> Any:
     return jax.ir.DenseElementsAttr.get(np.arange(num_replicas, dtype=np.int64)[np.newaxis])
 
 
 def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
-    reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], _one_group(jax, num_replicas))
-    scalar = jax.ir.RankedTensorType.get([], operand.type.element_type)
-    block = reduce.regions[0].blocks.append(scalar, scalar)
-    with jax.ir.InsertionPoint(block):
-        jax.stablehlo.return_([jax.stablehlo.add(*block.arguments)])
+    reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], one_group(jax, num_replicas))
+    add_up(jax, reduce)
     return reduce.results[0]
+
+
+def add_up(jax: JaxParts, collective: Any) -> None:
+    """Fills the region that says what a collective does with two numbers."""
+    scalar = jax.ir.RankedTensorType.get([], collective.operands[0].type.element_type)
+    with jax.ir.InsertionPoint(collective.regions[0].blocks.append(scalar, scalar)) as at:
+        jax.stablehlo.return_([jax.stablehlo.add(*at.block.arguments)])
 
 
 def _drop_unused_functions(jax: JaxParts, module: Any) -> None:
     """Branches and loop bodies stand in their operations; the converter leaves them as functions, too."""
     while True:
-        callers = _operations(jax, module, "func.call", "stablehlo.custom_call", "stablehlo.composite")
+        callers = operations(jax, module, "func.call", "stablehlo.custom_call", "stablehlo.composite")
         named = [
             str(operation.attributes[key])
             for operation in callers
@@ -161,7 +166,7 @@ def _drop_unused_functions(jax: JaxParts, module: Any) -> None:
         called = {name for text in named for name in re.findall(r"@([\w.$-]+)", text)}
         unused = [
             function
-            for function in _operations(jax, module, "func.func")
+            for function in operations(jax, module, "func.func")
             if (name := jax.ir.StringAttr(function.attributes["sym_name"]).value) != "main" and name not in called
         ]
         for function in unused:
@@ -177,22 +182,38 @@ def _drop_results(jax: JaxParts, main: Any, num_results: int, updates: Mapping[i
     kept = tuple(
         index
         for index, value in enumerate(values)
-        if index not in updates or _source(value) != block.arguments[updates[index]]
+        if index not in updates or origin(value) != block.arguments[updates[index]]
     )
-    inputs, results = [argument.type for argument in block.arguments], [values[index].type for index in kept]
     with jax.ir.InsertionPoint(terminator):
         jax.ir.Operation.create("func.return", operands=[values[index] for index in kept])
     terminator.erase()
-    main.attributes["function_type"] = jax.ir.TypeAttr.get(jax.ir.FunctionType.get(inputs, results))
+    retype(jax, main, [values[index].type for index in kept])
     if "res_attrs" in main.attributes:
         del main.attributes["res_attrs"]
     return kept
 
 
-def _source(value: Any) -> Any:
-    """What a value is before reshapes that change nothing."""
-    while getattr(value.owner, "name", None) == "stablehlo.reshape" and value.owner.operands[0].type == value.type:
-        value = value.owner.operands[0]
+def retype(jax: JaxParts, function: Any, results: Sequence[Any]) -> None:
+    """Has a function be of its arguments' types as they are now, and of these of results."""
+    inputs = [one.type for one in function.regions[0].blocks[0].arguments]
+    function.attributes["function_type"] = jax.ir.TypeAttr.get(jax.ir.FunctionType.get(inputs, results))
+
+
+def owner_of(value: Any) -> Any:
+    """The operation that makes a value; None of a block's argument."""
+    return getattr(value.owner, "operation", None) if hasattr(value.owner, "results") else None
+
+
+def changes_nothing(one: Any) -> bool:
+    """TensorFlow writes whole, static sizes down once more."""
+    named = one.name in ("stablehlo.reshape", "stablehlo.set_dimension_size")
+    return named and one.results[0].type == one.operands[0].type
+
+
+def origin(value: Any, *through: str) -> Any:
+    """What a value is before operations that change nothing, and others of these names."""
+    while (one := owner_of(value)) is not None and (changes_nothing(one) or one.name in through):
+        value = one.operands[0]
     return value
 
 

@@ -420,7 +420,7 @@ def _call(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def _summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """A loss that a layer adds with several values, which Keras sums, such that its mean by weights is their sum."""
+    """What a layer adds as several values, summed as Keras does, so that the parts' mean by weight is that sum."""
     size = tf.shape(loss)[0]
     counts = (tf.range(size) < tf.cast(tf.reduce_sum(real), size.dtype)) | (size != tf.size(real))  # not what fills up
     total = tf.reduce_sum(tf.where(tf.reshape(counts, [-1, *[1] * (loss.shape.rank - 1)]), loss, 0.0))

@@ -21,6 +21,7 @@ from launcher.reporting import report, run_folder, strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
 from launcher.run import loading
+from launcher.run.plan import check_engine
 from launcher.verify import control as control_lib
 from launcher.verify import processes, record, table
 from launcher.verify.compare import Deviation, compare, not_finite
@@ -58,6 +59,7 @@ class Verification:
             environ={}, strategy="one_device", seed=self.seed, deterministic=self.deterministic, connect=False
         )
         self.plan = machine.resolve(self.gin_files, self.gin_params)
+        check_engine(self.plan)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)

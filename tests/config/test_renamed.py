@@ -51,6 +51,19 @@ def test_an_old_name_binds_what_its_new_name_binds_and_of_both_the_last_one_coun
     assert FitCall(settings={**settings, "wire_dtype": "float16"}).recipe().reduce_dtype == "float16"
 
 
+@pytest.mark.parametrize(("old", "new"), [(True, "optimizer"), (False, "none")])
+def test_an_old_value_means_what_it_meant(load, old, new):
+    assert load(f"train.shard_optimizer = {old}").shard == new
+    (note,) = gin_bindings.notes()
+    assert "train.shard_optimizer is train.shard" in note
+    task = load().task
+    gin_bindings.reset()
+    settings = {"task": task, "optimizer": lambda: None, "steps": 1, "global_batch_size": 8, "shard_optimizer": old}
+    assert FitCall(settings=settings).recipe().shard == new
+    with pytest.raises(UsageError, match=r"train\.shard = 'weights': must be one of 'none', 'optimizer', 'all'"):
+        load("train.shard = 'weights'")
+
+
 @pytest.mark.parametrize(("old", "new"), renamed.RENAMED.items())
 def test_every_old_name_leads_to_something_that_can_be_bound(load, old, new):
     load()

@@ -62,6 +62,7 @@ _LANGUAGE = (
     "language_model.hidden = 32",
 )
 _LONG = (*_LANGUAGE, "train.global_batch_size = 8", "train.attention = 'blocks'")
+_WHOLE = (*_LONG, "train.shard = 'optimizer'")  # of what is in parts: TensorFlow's strategies hold weights whole
 _TWO_LAYERS = (  # in place of some of the ResNets: the set is the point
     "train.epochs = 0.375",
     "image_classification.model = @mlp",
@@ -87,6 +88,8 @@ RECIPES = {
     "lm_long_tpu": _LONG,
     "lm_1b_gpu": _LONG,
     "lm_1b_tpu": _LONG,
+    "lm_8b_gpu": _WHOLE,
+    "lm_8b_tpu": _WHOLE,
 }
 ONE, MIRRORED, WORKERS = "one device", "two mirrored replicas", "two workers"
 TOPOLOGIES = {
@@ -94,6 +97,7 @@ TOPOLOGIES = {
     MIRRORED: ("--strategy=mirrored", "--replicas=2"),
     WORKERS: ("--strategy=multi_worker",),
 }
+IN_PARTS = "two devices of JAX"
 # How far losses of two topologies may be apart: 16 bits round a sum differently in another order.
 TOLERANCE = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}
 
@@ -144,9 +148,10 @@ Train = Callable[..., Run]
 @pytest.fixture
 def train(data_dir, run_launcher, run_workers, monkeypatch) -> Train:
     """train(recipe, topology, seed, model_dir, *bindings, in_process=False, mode=...): a run of the command line."""
+    devices = {**TOPOLOGIES, IN_PARTS: ("--engine=pjrt", "--replicas=2")}
 
     def run(recipe, topology, seed, model_dir, *bindings, in_process=False, mode="train_and_eval") -> Run:
-        flags = [f"--gin_file={recipe}.gin", f"--model_dir={model_dir}", f"--mode={mode}", *TOPOLOGIES[topology]]
+        flags = [f"--gin_file={recipe}.gin", f"--model_dir={model_dir}", f"--mode={mode}", *devices[topology]]
         flags += [f"--seed={seed}"] if seed else []  # 0 is every recipe's own
         flags += [f"--gin_param={binding}" for binding in (*_TRAIN, *RECIPES[recipe], *bindings)]
         if topology == WORKERS:
@@ -218,6 +223,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
         pytest.param("lm_long_gpu", MIRRORED, 7, "", marks=pytest.mark.nightly),
         pytest.param("lm_1b_gpu", MIRRORED, 0, "resume", marks=pytest.mark.nightly),
         pytest.param("lm_1b_tpu", ONE, 7, "", marks=pytest.mark.nightly),
+        pytest.param("lm_8b_gpu", MIRRORED, 0, "", marks=pytest.mark.nightly),
+        pytest.param("lm_8b_tpu", ONE, 7, "", marks=pytest.mark.nightly),
     ],
 )
 def test_a_recipe_trains_and_evaluates_on_its_prepared_set(train, tmp_path, recipe, topology, seed, more):
@@ -250,3 +257,14 @@ def test_a_recipe_agrees_with_itself_on_every_topology_and_when_it_is_resumed(tr
         print(f"{recipe}.gin | {topology} | {seed} | 0 | {run.losses[-1]:.6f} | bitwise ({run.policy})", flush=True)
     for run in runs.values():
         assert_same_losses(run, runs[ONE])
+
+
+@pytest.mark.heavy
+@pytest.mark.nightly
+@pytest.mark.parametrize("recipe", ["lm_8b_gpu", "lm_8b_tpu"])
+def test_a_recipe_of_weights_in_parts_trains_as_with_whole_ones_and_resumes(train, tmp_path, recipe):
+    run = train(recipe, IN_PARTS, 0, tmp_path / "parts", "train.shard = 'all'")
+    assert_trained_on_the_prepared_set(run, recipe)
+    assert_same_losses(run, train(recipe, MIRRORED, 0, tmp_path / "whole", "train.jit_compile = False"))
+    model_dir = run.stopped_early(tmp_path / "resumed")
+    assert_same_state(train(recipe, IN_PARTS, 0, model_dir, "train.shard = 'all'", mode="train"), run)

@@ -333,3 +333,29 @@ fusion(%added, %other, %rows, %i), kind=kLoop, calls=%several_in_place
     scattered = added_in_place
     expected = in_place + into_a_new_one + added_in_place + several + scattered
     assert costs.count(hlo.parse(text)).hbm_bytes == expected
+
+
+CHAIN = """
+HloModule chain, is_scheduled=true
+
+%first (part: bf16[2,8]) -> bf16[16,8] {
+  %part = bf16[2,8]{1,0} parameter(0)
+  ROOT %gather.1 = bf16[16,8]{1,0} all-gather(%part), dimensions={0}, frontend_attributes={chain_id="3"}
+}
+
+%next (held: bf16[2,8]) -> bf16[16,8] {
+  %held = bf16[2,8]{1,0} parameter(0)
+  ROOT %gather.2 = bf16[16,8]{1,0} all-gather(%held), dimensions={0}, frontend_attributes={chain_id="3"}
+}
+
+ENTRY %main (given: bf16[2,8]) -> bf16[16,8] {
+  %given = bf16[2,8]{1,0} parameter(0)
+  %begun = bf16[16,8]{1,0} fusion(%given), kind=kCustom, calls=%first
+  ROOT %done = bf16[16,8]{1,0} fusion(%given), kind=kCustom, calls=%next
+}
+"""
+
+
+def test_a_collective_that_moves_on_in_several_fusions_counts_once():
+    (gather,) = costs.count(hlo.parse(CHAIN)).collectives
+    assert (gather.kind, gather.times, gather.bytes, gather.results) == ("all-gather", 1, 256, 256)

@@ -70,7 +70,7 @@ def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher,
     start = (
         f"--gin_param=StartFrom.path = '{pretrained}'",
         "--gin_param=train.freeze = ('logits',)",
-        "--gin_param=train.shard_optimizer = True",
+        "--gin_param=train.shard = 'optimizer'",
     )
     workers = start_two(start_launcher, free_ports, interrupted, "--gin_param=train.steps = 100000", *start)
     store = CheckpointStore(str(interrupted / "checkpoints"))

@@ -159,7 +159,7 @@ def test_a_call_of_fit_that_no_other_process_can_make_is_refused(planned):
 def test_state_that_more_workers_will_share_is_told_of(planned, monkeypatch):
     monkeypatch.setattr(memory_trial, "_fits", lambda request: True)
     monkeypatch.setattr(memory_trial, "_enough_for_all", lambda plan, mine: (plan, mine))
-    plan = planned(MICROBATCHES, "train.shard_optimizer = True")
+    plan = planned(MICROBATCHES, "train.shard = 'optimizer'")
     wide = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, workers=("a:1", "b:1")))
     said = []
     memory_trial.decide(wide, gin_files=["any.gin"], gin_params=[], say=said.append)

@@ -1,4 +1,4 @@
-"""`train.shard_optimizer`: each replica holds its part of the optimizer's state, and trains to the same bits."""
+"""`train.shard = 'optimizer'`: each replica holds its part of the optimizer's state, and trains to the same bits."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def squared_error(model, batch, training):
 
 def built(optimizer, *, shard: bool, replicas: int = 2, microbatches: int = 1, bad_step=None, model=network, **recipe):
     task = GivenTask(batches(bad_step), model, squared_error)
-    return build(task, replicas, microbatches, optimizer=optimizer, shard_optimizer=shard, **recipe)
+    return build(task, replicas, microbatches, optimizer=optimizer, shard="optimizer" if shard else "none", **recipe)
 
 
 def run(optimizer, **settings):
@@ -197,7 +197,7 @@ def test_weights_that_the_loss_does_not_depend_on_are_left_alone():
         errors = tf.reduce_sum(tf.square(model(batch["x"], training=training)[0] - batch["y"]), -1)
         return tf.reduce_sum(errors), tf.reduce_sum(tf.cast(batch["weight"], tf.float32)), {}
 
-    made = build(GivenTask(batches(None), with_unused, loss), 2, optimizer=adamw, shard_optimizer=True)
+    made = build(GivenTask(batches(None), with_unused, loss), 2, optimizer=adamw, shard="optimizer")
     before = made.trainer.state.snapshot()
     train(made)
     after = made.trainer.state.snapshot()
@@ -209,7 +209,7 @@ def test_weights_that_the_loss_does_not_depend_on_are_left_alone():
 def test_an_optimizer_that_sees_weights_as_a_whole_is_refused():
     with pytest.raises(UsageError, match=re.escape("Adafactor")) as refusal:
         run(lambda: optimizers.adafactor(learning_rate=0.01), shard=True)
-    assert "train.shard_optimizer" in str(refusal.value)
+    assert "train.shard" in str(refusal.value)
     assert "element_wise = True" in str(refusal.value)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import numpy as np
 import pods
 import pytest
 import tensorflow as tf
+from places import ROOT
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
@@ -117,7 +119,7 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
 
 @pytest.mark.parametrize("for_tpu", [False, True])
 def test_state_that_is_shared_out_is_an_argument_of_a_replicas_part(for_tpu):
-    params = [*pods.SMALL_CONVOLUTIONS, "train.shard_optimizer = True", "train.ema_decay = 0.9"]
+    params = [*pods.SMALL_CONVOLUTIONS, "train.shard = 'optimizer'", "train.ema_decay = 0.9"]
     built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 4)
     program = lowering.lower_session(built, for_tpu=for_tpu).program
     shapes = {argument.name: argument.shape for argument in program.arguments if argument.kind == "variable"}
@@ -354,3 +356,26 @@ def test_without_jax_it_says_what_to_install_before_a_model_is_built(odd, monkey
     monkeypatch.setattr(plan.recipe.task, "model", lambda: pytest.fail("the model was built"))
     with pytest.raises(UsageError, match=r"pip install -e .*\[preflight\]"):
         lower(plan, 2)
+
+
+LARGER_THAN_THE_HOST = """
+import os
+from pathlib import Path
+import keras, tensorflow as tf
+from launcher.step import initial_values
+
+size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+with initial_values.left_out(), initial_values.scope(tf.distribute.get_strategy()):
+    layers = [keras.layers.Dense(2**15, use_bias=False) for _ in range(size // 2**32 + 1)]
+    keras.Sequential([keras.Input((2**15,)), *layers])
+    small = tf.Variable(tf.ones([8]))
+assert small.numpy().sum() == 8
+assert all(tuple(layer.kernel.shape) == (2**15, 2**15) for layer in layers)
+(peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+assert int(peak.split()[1]) < 2**21, peak  # KiB; of this program alone: getrusage counts what the process was before
+"""
+
+
+def test_variables_of_a_step_that_is_lowered_without_values_take_no_memory():
+    done = subprocess.run([sys.executable, "-c", LARGER_THAN_THE_HOST], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

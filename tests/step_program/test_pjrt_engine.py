@@ -12,6 +12,7 @@ import one_bad_row
 import psutil
 import pytest
 import text_run
+from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
 from running import is_running
 
@@ -204,11 +205,11 @@ def test_an_overflow_on_one_device_skips_the_step_on_all(run_launcher, tmp_path)
         assert np.isfinite(mine[name]).all(), name
 
 
-@pytest.mark.nightly  # of two processes it is tried with every change, below
-@pytest.mark.parametrize("shared_out", [False, True])
+# Without parts, or with parts of the optimizer's state, two processes are tried with every change, below.
+@pytest.mark.parametrize("shared_out", repeated_but(["all"], ["none", "optimizer", "all"]))
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, run_launcher, tmp_path, shared_out):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    often = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", f"train.shard_optimizer = {shared_out}")
+    often = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", f"train.shard = '{shared_out}'")
     given = (*often, "mlp.units = 64", *EVERYTHING)
     assert run_launcher(*flags(undisturbed, 60, *given), PJRT, "--replicas=2").returncode == 0
     first = start_launcher(*flags(killed, 60, *given), PJRT, "--replicas=2")
@@ -223,7 +224,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, r
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "more", [(), pytest.param(("train.shard_optimizer = True", "mlp.units = 64"), marks=pytest.mark.nightly)]
+    "more", [(), pytest.param(("train.shard = 'all'", "mlp.units = 64"), marks=pytest.mark.nightly)]
 )
 def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launcher, run_launcher, tmp_path, more):
     together, undisturbed, killed = (tmp_path / name for name in ("together", "undisturbed", "killed"))

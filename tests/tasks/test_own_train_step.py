@@ -325,7 +325,7 @@ def counts_by_a_variable():
             r"Clipping.global_norm = 1.0: .* global_clipnorm=1.0 to the optimizer",
         ),
         (gan, {"jit_compile": True}, "train.jit_compile = True: .*leave the binding out"),
-        (gan, {"shard_optimizer": True}, "train.shard_optimizer = True: .*leave the binding out"),
+        (gan, {"shard": "optimizer"}, "train.shard: .*leave the binding out"),
         (gan, {"optimizer": keras.optimizers.SGD}, "train.optimizer: .*leave the binding out"),
         (lambda: gan(lambda: keras.optimizers.SGD(0.1, use_ema=True)), {}, "use_ema=True acts on each replica"),
         (gan, {"validation": PAIRS}, "its test_step does not take the validation data.*does not have a `call"),

@@ -49,7 +49,7 @@ def test_a_snapshot_reads_one_replica_and_a_restore_writes_all(made):
 
 
 def test_state_that_is_shared_out_is_put_together_in_a_snapshot_and_divided_by_a_restore():
-    bindings = [*BINDINGS, "train.precision = 'float32'", "train.shard_optimizer = True"]
+    bindings = [*BINDINGS, "train.precision = 'float32'", "train.shard = 'optimizer'"]
     made = made_up_tpu.build(made_up_tpu.with_copies(4), made_up_tpu.resolve(RECIPE, bindings, 4))
     expected = build_session(RECIPE, BINDINGS).trainer.state.snapshot()
     before = made.trainer.state.snapshot()

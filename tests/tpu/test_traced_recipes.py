@@ -68,7 +68,7 @@ def assert_fit_for_a_tpu(recipe: str, params: tuple[str, ...], num_replicas: int
         f"train.global_batch_size = {_EXAMPLES * num_replicas}",
         "train.eval_batch_size = None",
         f"train.bucket_bytes = {2**17}",
-        "train.shard_optimizer = False",  # which sums more than gradients; its own test is below
+        "train.shard = 'none'",  # which sums more than gradients; its own test is below
     )
     resolved = made_up_tpu.resolve(recipe, [*params, *sizes], num_replicas)
     with made_up_tpu.strategy(num_replicas) as strategy:
@@ -116,7 +116,7 @@ def test_the_step_of_every_recipe_is_one_program_with_one_reduction_a_bucket(rec
 
 def test_a_step_whose_optimizer_state_is_shared_out_is_one_program_without_conditionals_around_collectives():
     recipe = "lm_cpu.gin"
-    params = [*fewer(recipe), "train.shard_optimizer = True", "train.ema_decay = 0.9", "train.eval_batch_size = None"]
+    params = [*fewer(recipe), "train.shard = 'optimizer'", "train.ema_decay = 0.9", "train.eval_batch_size = None"]
     resolved = made_up_tpu.resolve(recipe, [*params, f"train.global_batch_size = {_EXAMPLES * 8}"], 8)
     with made_up_tpu.strategy(8) as strategy:
         made = made_up_tpu.build(strategy, resolved)

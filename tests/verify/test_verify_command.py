@@ -103,7 +103,7 @@ def only_mirrored(fault: str) -> list[str]:
 @pytest.mark.heavy
 def test_a_recipe_of_ones_own_is_verified_on_every_topology_with_its_dropout_off(run_launcher, recipe, tmp_path):
     # Wide enough for its optimizer's state to be shared out, which changes nothing either.
-    recipe += ["--gin_param=Points.units = 128", "--gin_param=train.shard_optimizer = True"]
+    recipe += ["--gin_param=Points.units = 128", "--gin_param=train.shard = 'optimizer'"]
     dropout = "--gin_param=Points.fault = 'dropout'"
     finished = run_launcher(*recipe, dropout, "--gin_param=verify.microbatches = (2, 5)")
     assert finished.returncode == 0, finished.stdout + finished.stderr
