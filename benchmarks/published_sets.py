@@ -315,6 +315,8 @@ _BANK |= dict.fromkeys(("job", "marital", "education", "default", "housing", "lo
                         "day_of_week", "poutcome"), "ab") | {"y": ["no", "yes"]}  # fmt: skip
 _STOCK = {"art_daily": {"timestamp": np.arange, "value": (0.0, 9.0), "rows": 200}}
 
+_COMPARES = "its loss compares the examples of a batch"
+
 ENTRIES: dict[str, Entry] = {
     "lstm_character_level_text_generation": Entry(
         fits=1, files=lambda: write("nietzsche.txt", " ".join(sentences(60)))
@@ -339,7 +341,8 @@ ENTRIES: dict[str, Entry] = {
     "memory_efficient_embeddings": Entry(csv=_MOVIES),
     "movielens_recommendations_transformers": Entry(csv=_MOVIES),
     "collaborative_filtering_movielens": Entry(
-        csv={"ratings.csv": {"userId": 12, "movieId": 20, "rating": (0.5, 5.0)}}
+        csv={"ratings.csv": {"userId": 12, "movieId": 20, "rating": (0.5, 5.0)}},
+        why="rows of an embedding; its product is over all rows of a batch",
     ),
     "imbalanced_classification": Entry(
         {"fname": "creditcard.csv"},
@@ -357,8 +360,17 @@ ENTRIES: dict[str, Entry] = {
     ),
     "timeseries_weather_forecasting": Entry({"past": 60, "future": 6}, csv={"jena": _JENA}),
     "wgan_gp": Entry(by_row=True, why="draws numbers for each example, other ones on each replica"),
-    "nnclr": Entry({"unlabelled_images": 1600, "labelled_train_images": 1600}),
-    "semisupervised_simclr": Entry({"unlabeled_dataset_size": 60, "labeled_dataset_size": 60}),
+    "nnclr": Entry(
+        {"unlabelled_images": 1600, "labelled_train_images": 1600}, why="what is made up here has no batch to train on"
+    ),
+    "semisupervised_simclr": Entry({"unlabeled_dataset_size": 60, "labeled_dataset_size": 60}, why=_COMPARES),
+    "supervised-contrastive-learning": Entry(why=f"rounding; {_COMPARES}"),
+    "perceiver_image_classification": Entry(why="first weights, which its build draws, are others (also at rate 0)"),
+    "debugging_tips": Entry(why="reads values in its train_step, for which it is run eagerly"),
+    "making_new_layers_and_models_via_subclassing": Entry(why="one of its models has no weights"),
+    "distributed_training_with_tensorflow": Entry(
+        why="fit stands in a strategy's scope: it trains there as `python PROGRAM`, and launcher.main says so"
+    ),
     "metric_learning": Entry(drop=("sample_idxs", "examples")),
     "image_classification_from_scratch": Entry(
         {"image_size": (48, 48)},
@@ -420,7 +432,7 @@ ENTRIES: dict[str, Entry] = {
             wave_files("16000_pcm_speeches/noise/other/{}.wav", 3, 2.0),
         ),
     ),
-    "ddim": Entry({"image_size": 16}, callbacks=False),
+    "ddim": Entry({"image_size": 16}, callbacks=False, why="its train_step draws as many numbers as a whole batch has"),
     "gan_ada": Entry({"image_size": 32}, callbacks=False),
     "dcgan_overriding_train_step": Entry(callbacks=False),
     "fully_convolutional_network": Entry({"INPUT_SHAPE": (64, 64), "HEIGHT": 64, "WIDTH": 64}),

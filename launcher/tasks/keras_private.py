@@ -109,6 +109,11 @@ class Held:
         self._optimizers = [*optimizers, *(getattr(one, "inner_optimizer", one) for one in optimizers)]
         variables = [one for part in [*parts, *optimizers] for one in part.variables]
         variables += [one for held in self._models for one in held.metrics_variables]
+        for held in self._models:  # metrics that were given to compile; before the first batch nothing else names them
+            compiled = getattr(held, "_compile_metrics", None)
+            given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+            metrics = [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+            variables += [variable for one in metrics for variable in one.variables]
         found = {id(one): one for one in variables if getattr(one, "_value", None) is not None}
         self._values = [(one, one.numpy()) for one in found.values()]
 

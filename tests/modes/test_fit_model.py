@@ -35,12 +35,12 @@ def classifier():
     return model
 
 
-def plain():
+def plain(metric="accuracy"):
     """A model whose batches may be cut anywhere, as no BatchNormalization looks at a whole one."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=[metric])
     return model
 
 
@@ -112,6 +112,14 @@ def test_a_model_made_under_a_strategy_is_trained_on_it(is_within, tmp_path):
         mine.predict(X, verbose=0)
     assert "that was given" in json.loads((tmp_path / "run.json").read_text())["plan"]["strategy"]
     assert_same(history, other.fit(X, LABEL, **arguments))
+
+
+def test_a_model_made_under_a_strategy_is_trained_on_another_with_the_metrics_it_was_given(tmp_path):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()).scope():
+        mine = plain(keras.metrics.SparseCategoricalAccuracy())
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    history = launcher.fit(mine, X, LABEL, **arguments, strategy="one_device", model_dir=str(tmp_path))
+    assert_same(history, plain(keras.metrics.SparseCategoricalAccuracy()).fit(X, LABEL, **arguments))
 
 
 def test_a_scope_that_is_not_fits_own_is_one_message(tmp_path):
@@ -279,7 +287,7 @@ def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path)
 
 
 def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
-    def plain():
+    def plain(metric="accuracy"):
         keras.utils.set_random_seed(5)
         model = VAE()
         model.compile(keras.optimizers.SGD(1e-2), metrics=["mae"])
