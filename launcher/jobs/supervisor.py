@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -228,9 +228,7 @@ class Supervisor:
         for worker in workers:
             # A closed terminal asks for the same as SIGTERM does, and only that is known to save first.
             worker.send(signal.SIGTERM if number == signal.SIGHUP else number)
-        # Where one has gone while it was starting, the attempt has not trained: the others wait for it in vain and have
-        # nothing to save.
-        self._wait_for_all(workers, grace, unless=lambda: any(map(_was_starting, workers)))
+        self._wait_for_all(workers, grace)
         outcomes = outcomes_of(workers)
         verdict = judge(outcomes)
         if verdict.action in (Decision.RESTART, Decision.GIVE_UP) or any(
@@ -243,13 +241,14 @@ class Supervisor:
             verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
         return verdict, outcomes
 
-    def _wait_for_all(
-        self, workers: Sequence[Worker], seconds: float, unless: Callable[[], bool] = lambda: False
-    ) -> None:
-        """Until they have ended, the time is over, or a second signal or `unless` says that nobody need wait."""
+    def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
+        """Until they have ended, the time is over, or a second signal says that somebody will not wait.
+
+        Where one has gone while it was starting, the attempt has not trained: the others have nothing to save.
+        """
         deadline = time.monotonic() + seconds
         while any(worker.exit_code is None and not worker.trouble for worker in workers):
-            if time.monotonic() > deadline or len(self._signals) > 1 or unless():
+            if time.monotonic() > deadline or len(self._signals) > 1 or any(map(_was_starting, workers)):
                 return
             self._turn(workers)
 

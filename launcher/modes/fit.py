@@ -188,14 +188,14 @@ def _chosen(
     """The strategy that was asked for, or the one that the program has made its model under, as Keras's fit has it."""
     within = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
     if within is not None and (is_program or model is None or strategy not in ("auto", within)):
-        chooses = "fit" if model is None else f"strategy={strategy!r}"
+        chooses = "the launcher's command line" if is_program else "fit itself" if model is None else f"{strategy=}"
         raise UsageError(
-            f"fit: called in the scope of a {type(within).__name__}, but "
-            f"{'the command line of the launcher' if is_program else chooses} chooses what the model is made and "
+            f"fit: called in the scope of a {type(within).__name__}, but {chooses} says what the model is made and "
             "trained on: call fit outside of `with strategy.scope():`"
         )
-    made = keras_private.strategy_of(model) if model is not None else None
-    return strategy if is_program or strategy != "auto" else within or made or strategy
+    if is_program or model is None or strategy != "auto":
+        return strategy
+    return within or keras_private.strategy_of(model) or strategy
 
 
 def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_keras: tuple[Any, ...]) -> list[Any]:

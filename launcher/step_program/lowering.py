@@ -106,7 +106,7 @@ def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
     return pod
 
 
-def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
+def whole_shard(plan: RunPlan) -> Shard:
     """All replicas of the plan, fed by one host."""
     return Shard(
         global_batch_size=plan.recipe.global_batch_size,
@@ -114,7 +114,6 @@ def whole_shard(plan: RunPlan, start_step: int = 0) -> Shard:
         first_replica=0,
         local_replicas=plan.strategy.num_replicas,
         seed=plan.seed,
-        start_step=start_step,
         rows=plan.per_replica_batch_size,
     )
 

@@ -304,6 +304,21 @@ def test_what_cannot_be_taken_is_refused_by_name(change, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_program_that_fits_in_a_scope_is_one_message(run_launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import keras, launcher, numpy, tensorflow as tf\n"
+        "with tf.distribute.MirroredStrategy(['CPU:0']).scope():\n"
+        "    model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "    launcher.fit(model, numpy.ones((8, 4)), numpy.ones((8, 1)))\n"
+    )
+    refused = run_launcher(f"--gin_file={program}", f"--model_dir={tmp_path / 'run'}")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (64, False)
+    assert "command line says what the model is made and trained on: call fit outside of" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_program_runs_with_the_launchers_flags(run_launcher, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -37,15 +37,6 @@ def assert_same_training(pod, expected):
     assert records.loss[-1] != records.loss[0]
 
 
-@pytest.fixture(scope="module")
-def text_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TFDS_DATA_DIR", str(folder / "data"))
-        text_run.write_corpus(folder)
-        yield folder
-
-
 def language_model(folder, *more):
     own = ("language_model.dropout = 0.0", f"train.steps = {STEPS}")
     return "lm_cpu.gin", [*text_run.corpus_bindings(folder), *own, *more]

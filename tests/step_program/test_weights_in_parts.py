@@ -16,15 +16,6 @@ from launcher.step_program import jax_parts, lowering, weights_in_parts
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def text_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TFDS_DATA_DIR", str(folder / "data"))
-        text_run.write_corpus(folder)
-        yield folder
-
-
 def language_model(folder, *more):
     wide = ("language_model.width = 64", "language_model.heads = 4", "language_model.hidden = 128")
     # The norm is summed in another order, and must not matter for the rest.
