@@ -27,7 +27,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,8 +133,12 @@ _NURSERY = "nursery"
 
 def children(pid: int, *, recursive: bool = False) -> list[psutil.Process]:
     """Those of a process, without what is only here for it to fork them."""
-    found = psutil.Process(pid).children(recursive=recursive)
-    return [child for child in found if _name_of(child) != _NURSERY]
+    return without_nurseries(psutil.Process(pid).children(recursive=recursive))
+
+
+def without_nurseries(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that are not only here to fork others; in its first moments a nursery has another name, as any fork."""
+    return [one for one in processes if _name_of(one) != _NURSERY]
 
 
 def _name_of(process: psutil.Process) -> str:
