@@ -81,6 +81,11 @@ def require_python_of_jax(what: str) -> None:
 def jax_command(extra: str) -> str:
     """What to do for an extra that brings JAX: what to type, unless this environment's TensorFlow would break by it."""
     for package in _versions(*_TENSORFLOWS):
+        if extra == "jax_tpu" and package.startswith("tensorflow-tpu "):
+            return (
+                f"{package} needs another libtpu and would take the chips, so make a second virtual environment, and "
+                f"install Launcher there with [cpu,{extra}]"
+            )
         if tuple(map(int, re.findall(r"\d+", package)[:2])) < _TENSORFLOW_OF_JAX:
             return (
                 f"{package} admits no NumPy that JAX works with, so make a second virtual environment, and install "
