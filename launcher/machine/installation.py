@@ -68,13 +68,13 @@ def tensorflow_command() -> str:
     return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
 
 
-def require_python_of_jax(what: str) -> None:
+def require_python_of_jax(what: str, extra: str = "preflight") -> None:
     """UsageError where this Python is too old for JAX, which `what` needs: pip leaves it out of extras in silence."""
     if sys.version_info < _PYTHON_OF_JAX:
         raise UsageError(
             f"{what} needs Python 3.{_PYTHON_OF_JAX[1]} or later, because JAX does, and this is Python "
             f"{platform.python_version()}: make a virtual environment with a newer one, and install Launcher there "
-            "with [cpu,preflight]"
+            f"with [cpu,{extra}]"
         )
 
 

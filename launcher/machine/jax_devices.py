@@ -96,16 +96,13 @@ def _visible_gpus(environ: Mapping[str, str]) -> int:
     return there if chosen is None else min(there, len([one for one in chosen.split(",") if one.strip(" -1")]))
 
 
-def check_jax(accelerator: str = "cpu") -> None:
-    """Raises UsageError where JAX is missing; imports nothing else of it."""
+def check_jax(extra: str = "preflight") -> None:
+    """Raises UsageError where JAX is missing, which an extra of setup.py brings; imports nothing else of it."""
     try:
         import jax  # noqa: F401
     except ImportError:
-        raise UsageError(f"--engine=pjrt needs JAX: {_how_to_install(accelerator)}") from None
-
-
-def _how_to_install(accelerator: str) -> str:
-    return installation.jax_command("jax_tpu" if accelerator == "tpu" else "preflight")
+        installation.require_python_of_jax("--engine=pjrt", extra)
+        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command(extra)}") from None
 
 
 def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
@@ -116,12 +113,13 @@ def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> 
       PeerError: a peer did not come.
       PortTakenError: another process listens on this worker's port.
     """
-    check_jax(wanted.accelerator)
+    extra = "jax_tpu" if wanted.accelerator == "tpu" else "preflight"
+    check_jax(extra)
     with without_early_log():
-        return _started(wanted, cluster, compile_cache)
+        return _started(wanted, cluster, compile_cache, extra)
 
 
-def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
+def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, extra: str) -> JaxDevices:
     import jax
 
     platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
@@ -143,7 +141,7 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) 
             raise PeerError(f"JAX could not connect the {cluster.num_workers} workers: {_first_line(error)}") from error
         raise UsageError(
             f"--engine=pjrt: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
-            f"({_first_line(error)}); tried with JAX 0.10.2: {_how_to_install(wanted.accelerator)}"
+            f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command(extra)}"
         ) from None
     if cluster.num_workers == 1:
         found = local = found[: wanted.local_replicas]
