@@ -29,6 +29,8 @@ GPU_PREFLIGHT = [
     "jaxlib==0.10.2; python_version >= '3.11'",
     "jax-cuda12-pjrt==0.10.2; python_version >= '3.11' and sys_platform == 'linux'",
 ]
+# --engine=pjrt on TPU VMs, beside CPU: each JAX names the libtpu it works with, which is none of tensorflow-tpu's.
+JAX_TPU = ["jax[tpu]>=0.10.2; python_version >= '3.11'"]
 NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
@@ -106,6 +108,7 @@ setup(
             "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
             "oauth2client",  # and signs in
         ],
+        "jax_tpu": JAX_TPU,
         "demo": DEMO,
         "kubernetes": KUBERNETES,
         "notebook": NOTEBOOK,

@@ -8,7 +8,7 @@ Usage: scripts/install.sh [--dry_run] EXTRAS
 
 Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
 tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
-preflight and gpu_preflight need Python 3.11 or later.
+preflight, gpu_preflight and jax_tpu (--engine=pjrt on Cloud TPUs, with cpu) need Python 3.11 or later.
 auto is cuda where there is an NVIDIA GPU (nvidia-smi lists one, or /dev/nvidia0 is there) and TensorFlow has wheels for
 it, on Linux on x86-64; else it is cpu. Nothing is done again until setup.py or pyproject.toml changes. An environment
 that has another distribution of TensorFlow than EXTRAS bring is left as it is.
@@ -117,7 +117,7 @@ done
 
 oldest=10
 because=""
-if [[ ",$extras," == *preflight,* ]]; then # on 3.10 pip would leave JAX out and say nothing
+if [[ "$extras," =~ (preflight|jax_tpu), ]]; then # on 3.10 pip would leave JAX out and say nothing
   oldest=11
   because=", which [$extras] needs"
 fi

@@ -9,6 +9,7 @@ Usage: scripts/tpu_pod_train.sh [--dry_run] --node=NAME --source=WHERE [OPTION .
 Installs Launcher on every host of the Cloud TPU node NAME with scripts/tpu_vm_startup.sh, runs
 python -m launcher.launch --backend=tpu_vm with the FLAGs, which starts launcher.main on host 0, watches it and restarts
 it, and in the end fetches the logs of all hosts. --model_dir is a folder of host 0, such as /mnt/disks/runs/resnet.
+With --engine=pjrt among the FLAGs, every host runs launcher.main, and --model_dir is a folder that all hosts share.
 
   --source=WHERE         a checkout of Launcher: gs://BUCKET/FOLDER or the URL of a git repository; a token in it, as in
                          https://TOKEN@HOST/launcher.git, is neither printed nor logged
@@ -26,6 +27,7 @@ TEXT
 
 folder="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 root="$(dirname -- "$folder")"
+tpu_hosts=0 tpu_replicas=0 # what is sourced sets them
 # shellcheck source=/dev/null
 source "$folder/tpu_types.bash"
 
@@ -61,24 +63,31 @@ need_gcloud
 [[ -z "$project" ]] || place+=("--project=$project")
 
 describe=(gcloud compute tpus tpu-vm describe "$node" "${place[@]}")
-describe+=('--format=csv[no-heading](state,acceleratorType.basename(),runtimeVersion)')
-state=READY type="" image=""
+describe+=('--format=csv[no-heading](state,acceleratorType.basename(),runtimeVersion,networkEndpoints[].ipAddress)')
+state=READY type="" image="" engine="" hosts="<addresses of the hosts, with commas>"
+! on_every_host "${flags[@]}" || engine=pjrt
 if [[ -n "$dry_run" ]]; then
   show "${describe[@]}"
-  printf '# for a node of several hosts; of one, --tpu=local instead of --replicas\n'
-  tpu_hosts=2 tpu_replicas="<cores>" tf_version="<version of the image>"
+  [[ -n "$engine" ]] || printf '# for a node of several hosts; of one, --tpu=local instead of --replicas\n'
+  tpu_hosts=2 replicas="<cores>" tf_version="<version of the image>"
 else
   status=0
   answer="$(ask "${describe[@]}")" || status="$?"
   ((status != 1)) || fail "there is no node $node; make it: scripts/tpu_vm_create.sh --node=$node --type=TYPE ${place[*]}"
   ((status == 0)) || fail "gcloud cannot describe $node; its words are above"
-  IFS=, read -r state type image <<<"$answer"
+  IFS=, read -r state type image hosts <<<"$answer"
   [[ "$state" == READY ]] || try_later "$node is $state, not READY"
   read_type "$type"
-  if ((tpu_hosts > 1)); then
+  replicas="$tpu_replicas" hosts="$(tr -d '"' <<<"${hosts//;/,}")"
+  if [[ -n "$engine" ]]; then
+    need_free_chips "$image"
+    replicas=$((tpu_replicas / tpu_hosts))
+    (($(tr ',' '\n' <<<"$hosts" | grep -c .) == tpu_hosts)) ||
+      fail "$node has $tpu_hosts hosts, and gcloud names other addresses: ${hosts:-none}"
+  elif ((tpu_hosts > 1)); then
     [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)-pod-pjrt ]] ||
       fail "$node has $tpu_hosts hosts and the image $image, not tpu-vm-tf-X.Y.Z-pod-pjrt: no TensorFlow worker runs on" \
-        "them. Make it anew with scripts/tpu_vm_create.sh"
+        "them. Add --engine=pjrt, or make it anew with scripts/tpu_vm_create.sh"
     tf_version="${BASH_REMATCH[1]}"
     need_tensorflow "$tf_version"
     ! against="$(against_pods_of "$tf_version")" || say "note: $against"
@@ -91,7 +100,8 @@ ssh=(gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all --quiet)
 # By a pipe: sudo writes its command line to the log of the host, and --source may hold a token.
 install=(sudo bash /tmp/tpu_vm_startup.sh --install_only "--home=$home" --source=-)
 [[ -z "$ref" ]] || install+=("--ref=$ref")
-((tpu_hosts == 1)) || install+=("--tf_version=$tf_version")
+[[ -z "$engine" ]] || install+=("--engine=$engine")
+((tpu_hosts == 1)) || [[ -n "$engine" ]] || install+=("--tf_version=$tf_version")
 run gcloud compute tpus tpu-vm scp "$folder/tpu_vm_startup.sh" "$node:/tmp/tpu_vm_startup.sh" "${place[@]}" \
   --worker=all --quiet || try_later "the hosts cannot be reached; gcloud's words are above"
 run "${ssh[@]}" "--command=printf %s $(printf '%q' "$source_url") | $(printf '%q ' "${install[@]}")" ||
@@ -107,10 +117,11 @@ gather() {
 
 launch=("${PYTHON:-$default_python}" -m launcher.launch --backend=tpu_vm "--tpu_node=$node" "${place[@]}")
 launch+=("--remote_python=$home/python" "--remote_dir=$home/src")
-if ((tpu_hosts == 1)); then
+[[ -z "$engine" ]] || launch+=("--hosts=$hosts")
+if ((tpu_hosts == 1)) && [[ -z "$engine" ]]; then
   launch+=(--tpu=local)
 elif [[ " ${flags[*]}" != *" --replicas="* ]]; then
-  launch+=("--replicas=$tpu_replicas")
+  launch+=("--replicas=$replicas")
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 

@@ -174,6 +174,29 @@ against_pods_of() {
   fi
 }
 
+# on_every_host FLAG ...: whether the flags choose the engine that every host runs, JAX's.
+on_every_host() {
+  [[ " $* " =~ " --engine"[=\ ]"pjrt " ]]
+}
+
+# An image for that engine, which brings no framework, for the type that was read: as Google's page has them for JAX,
+# https://docs.cloud.google.com/tpu/docs/runtimes
+base_image() {
+  case "$tpu_family" in
+    v5litepod) printf 'v2-alpha-tpuv5-lite\n' ;;
+    v5p) printf 'v2-alpha-tpuv5\n' ;;
+    v6e) printf 'v2-alpha-tpuv6e\n' ;;
+    *) printf 'tpu-ubuntu2204-base\n' ;;
+  esac
+}
+
+# need_free_chips IMAGE: for that engine, none whose TPU workers have the chips.
+need_free_chips() {
+  [[ "$1" != tpu-vm-tf-*-pod-* ]] ||
+    fail "the image $1 starts TensorFlow's TPU workers, which hold the chips: with --engine=pjrt take another, such as" \
+      "$(base_image)"
+}
+
 # image_of TF_VERSION: the image of TensorFlow's TPU software for the type that was read. On a pod it runs TensorFlow's
 # TPU worker on every host, whose version must be the program's. https://docs.cloud.google.com/tpu/docs/runtimes
 image_of() {

@@ -15,6 +15,8 @@ where training stopped. Without, the node is only made: see scripts/tpu_pod_trai
                            the newest from 2.16 on, for several hosts none that is known to hang, see docs/tpu.md; on
                            one host the program brings the newest TensorFlow, on several that of the image)
   --runtime_version=IMAGE  an image by its whole name
+  --engine=pjrt            as the flag of launcher.main, here or behind --: an image without TensorFlow, which is not
+                           needed, and every host of the node runs the program (docs/tpu.md)
   --spot                   cheaper, and taken away at any time
   --queued                 waits in the queue of queued resources, under the same name
   --valid_until=DURATION   with --queued: gives up after so long, such as 6h
@@ -38,7 +40,7 @@ tpu_hosts=0 tpu_replicas=0 tensorflow_tpu=() # what is sourced sets them
 source "$folder/tpu_types.bash"
 
 node="" type="" zone="" project="" tf_version="" image="" queued="" spot="" valid_until="" wait_seconds=""
-recreate="" source_url="" ref="" save_to=""
+recreate="" source_url="" ref="" save_to="" engine=""
 gcloud_flags=()
 while (($#)); do
   case "$1" in
@@ -50,6 +52,7 @@ while (($#)); do
     --project=*) project="${1#*=}" && need_place --project "$project" ;;
     --tf_version=*) tf_version="${1#*=}" ;;
     --runtime_version=*) image="${1#*=}" ;;
+    --engine=pjrt) engine=pjrt ;;
     --spot) spot=1 ;;
     --queued) queued=1 ;;
     --valid_until=*) valid_until="${1#*=}" ;;
@@ -70,10 +73,19 @@ need_name --node "$node"
 read_type "$type"
 [[ -z "$tf_version" || "$tf_version" =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || fail "--tf_version=$tf_version: write X.Y.Z, such as 2.20.0"
 [[ -z "$image" || "$image" =~ ^[a-z0-9][-a-z0-9.]*$ ]] || fail "--runtime_version=$image: is no name of an image"
-if ((tpu_hosts > 1)) && [[ -n "$image" ]]; then
+if on_every_host "$@"; then
+  engine=pjrt
+elif [[ -n "$engine" && -n "$source_url" ]]; then
+  set -- "$@" --engine=pjrt
+fi
+if [[ -n "$engine" ]]; then
+  [[ -z "$tf_version" ]] || fail "--tf_version=$tf_version: with --engine=pjrt no image has a say in TensorFlow's version"
+  image="${image:-$(base_image)}"
+  need_free_chips "$image"
+elif ((tpu_hosts > 1)) && [[ -n "$image" ]]; then
   [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)-pod- ]] ||
     fail "--runtime_version=$image: $type has $tpu_hosts hosts and needs an image tpu-vm-tf-X.Y.Z-pod-pjrt, whose workers" \
-      "the program drives"
+      "the program drives; any other does with --engine=pjrt"
   tf_version="${BASH_REMATCH[1]}" # its workers run it, and so must the program
 fi
 [[ -z "$tf_version" ]] || need_tensorflow "$tf_version"
@@ -131,7 +143,7 @@ choose_image() {
   elif ((${#left_out[@]})); then
     advice="$(against_pods_of "${left_out[0]}"): try it with --tf_version=${left_out[0]}, or take a type of one host"
   elif ((tpu_hosts > 1)); then
-    advice="try another zone, or a type of one host: there the program brings TensorFlow"
+    advice="try another zone, --engine=pjrt, or a type of one host: there the program brings TensorFlow"
   else
     advice="try another zone, or name an image with --runtime_version: on one host the program brings TensorFlow"
   fi
@@ -142,8 +154,10 @@ choose_image() {
 # What the start-up script reads: one key each, and the flags a line each.
 # https://cloud.google.com/sdk/gcloud/reference/topic/escaping: another delimiter, as values may hold commas.
 make_metadata() {
-  local flags values joined program="${tensorflow_tpu[-1]}"
-  if ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]]; then
+  local flags values joined program="${tensorflow_tpu[-1]}" replicas="$tpu_replicas"
+  if [[ -n "$engine" ]]; then
+    program="" replicas=$((tpu_replicas / tpu_hosts)) # each host's own
+  elif ((tpu_hosts > 1)) && [[ "$image" =~ ^tpu-vm-tf-([0-9]+\.[0-9]+\.[0-9]+)- ]]; then
     program="$(program_for "${BASH_REMATCH[1]}")"
   elif [[ -n "$tf_version" ]]; then
     program="$(program_for "$tf_version")"
@@ -152,7 +166,7 @@ make_metadata() {
   fi
   flags="$(printf '%s\n' "$@")"
   values=("launcher-node=$node" "launcher-source=$source_url" "launcher-ref=$ref" "launcher-save-to=$save_to")
-  values+=("launcher-tf-version=$program" "launcher-replicas=$tpu_replicas" "launcher-flags=$flags")
+  values+=("launcher-tf-version=$program" "launcher-replicas=$replicas" "launcher-flags=$flags")
   joined="$(printf '|;|%s' "${values[@]}")"
   metadata=("--metadata=^|;|^${joined#"|;|"}" "--metadata-from-file=startup-script=$folder/tpu_vm_startup.sh")
 }

@@ -8,7 +8,8 @@ usage() {
 Usage: scripts/tpu_vm_startup.sh [--dry_run] [OPTION ...] [-- FLAG ...]
 
 On a host of a Cloud TPU: installs Launcher in HOME/src and HOME/venv, waits until the TPU is there, and runs
-launcher.main with the FLAGs; on a pod on host 0 only, as one program drives all hosts. As the start-up script of a node
+launcher.main with the FLAGs; on a pod on host 0 only, as one program drives all hosts. With --engine=pjrt, here or among
+the FLAGs, every host runs it, and all need --save_to, or a --model_dir that they share. As the start-up script of a node
 that scripts/tpu_vm_create.sh made, it gets no options and reads them from the node's metadata. Run again, it does only
 what is not done yet.
 
@@ -21,8 +22,10 @@ HOME/status.json says how it stands, HOME/startup.log what was printed. Its "sta
 
   --source=WHERE       gs://BUCKET/FOLDER or the URL of a git repository; - reads it from standard input
   --ref=REF            branch, tag or commit (default: HEAD)
+  --engine=pjrt        installs JAX in the place of TensorFlow for TPUs
   --tf_version=X.Y.Z   the TensorFlow to install, which on a pod must be that of the node's image
-  --node=NAME, --replicas=N, --worker=N, --hosts=A,B   the node, its cores, this host's number, all hosts' addresses
+  --node=NAME, --replicas=N, --worker=N, --hosts=A,B   the node, its cores (with --engine=pjrt: this host's), this
+                       host's number, all hosts' addresses
   --save_to=gs://...   where the run's files are copied, every --save_every=SECONDS (300) and at the end, and come from
   --tpu_wait=SECONDS   how long to wait for the TPU (default: 600)
   --home=HOME          default: $LAUNCHER_HOME, or /opt/launcher
@@ -37,7 +40,7 @@ TEXT
 
 home="${LAUNCHER_HOME:-/opt/launcher}"
 source_url="" ref="" tf_version="" node="" replicas="" worker="" hosts="" save_to="" save_every=300 tpu_wait=600
-install_only="" foreground="" dry_run="" phase="" job=""
+install_only="" foreground="" dry_run="" phase="" job="" engine=""
 flags=()
 export HOME="${HOME:-/root}" # a start-up script has none
 
@@ -147,24 +150,32 @@ fetch() {
   logged git -C "$home/src" checkout --quiet --detach FETCH_HEAD
 }
 
-# Sets `python` to an interpreter for which setup.py and PyPI have this tensorflow-tpu.
+# Sets `python` to an interpreter for which setup.py and PyPI have this tensorflow-tpu, or JAX.
 need_python() {
-  local newest=13
-  case "$tf_version" in
+  local oldest=10 newest=13 needs="tensorflow-tpu ${tf_version:-2.20.0}"
+  case "${engine:-$tf_version}" in
+    pjrt) oldest=11 needs="JAX" ;;
     2.1[0-8].*) newest=10 ;;
     2.19.*) newest=12 ;;
   esac
   for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
-    ! "$python" -c "import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $newest))" >/dev/null 2>&1 || return 0
+    ! "$python" -c "import sys; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, $newest))" >/dev/null 2>&1 || return 0
   done
-  stop 64 "the host has $(python3 --version 2>&1 || true), and tensorflow-tpu ${tf_version:-2.20.0} needs Python 3.10$( ((newest == 10)) || printf ' to 3.%s' "$newest"): \
+  if [[ -n "$engine" && -z "${PYTHON:-}" ]] && command -v apt-get >/dev/null; then # Ubuntu 22.04 has 3.10, and 3.11 to install
+    logged apt-get -o DPkg::Lock::Timeout=600 update -q
+    logged env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -q python3.11-venv
+    python=python3.11
+    return
+  fi
+  stop 64 "the host has $(python3 --version 2>&1 || true), and $needs needs Python 3.$oldest$( ((newest == oldest)) || printf ' to 3.%s' "$newest"): \
 create the node with another image (tpu_vm_create.sh --tf_version), or install one there, such as python3.12"
 }
 
 # A run that goes on after a boot goes on with the code it began with: what is installed is not fetched again.
 install() {
-  local key library python="" pip=()
-  key="$(public <<<"$source_url ${ref:-HEAD} $tf_version")"
+  local key library python="" pip=() venv="$home/venv${engine:+_$engine}" extras=tpu # side by side: they do not mix
+  [[ -z "$engine" ]] || extras=cpu,jax_tpu
+  key="$(public <<<"$source_url ${ref:-HEAD} ${engine:-$tf_version}")"
   if [[ -f "$home/installed" && "$(<"$home/installed")" == "$key" ]]; then
     say "installed already: $key"
     return
@@ -183,20 +194,23 @@ install() {
       pip+=("PIP_FIND_LINKS=${PIP_FIND_LINKS:+$PIP_FIND_LINKS }https://storage.googleapis.com/libtpu-tf-releases/index.html")
     [[ -n "$dry_run" ]] || printf 'tensorflow-tpu==%s\n' "$tf_version" >"$home/constraints.txt"
   fi
-  [[ -n "$dry_run" || -e "$home/venv/pyvenv.cfg" ]] || rm -rf -- "$home/venv" # venv itself was cut short
-  logged env "VENV=$home/venv" "${pip[@]}" bash "$home/src/scripts/install.sh" tpu
+  [[ -n "$dry_run" || -e "$venv/pyvenv.cfg" ]] || rm -rf -- "$venv" # venv itself was cut short
+  logged env "VENV=$venv" "${pip[@]}" bash "$home/src/scripts/install.sh" "$extras"
   [[ -z "$dry_run" ]] || return 0
-  library="$("$home/venv/bin/python" -c 'import libtpu; print(libtpu.get_library_path())' 2>/dev/null)" || library=/lib/libtpu.so
+  library=""
+  [[ -n "$engine" ]] ||
+    library="$("$venv/bin/python" -c 'import libtpu; print(libtpu.get_library_path())' 2>/dev/null)" || library=/lib/libtpu.so
   # TensorFlow loads the chips of its own host as a PJRT plugin, by these two variables (GoogleCloudPlatform's
-  # ml-auto-solutions, dags/solutions_team, sets them so); on a pod they belong to the runtime.
+  # ml-auto-solutions, dags/solutions_team, sets them so); on a pod they belong to the runtime, and with --engine=pjrt
+  # JAX loads them.
   cat >"$home/python.new" <<TEXT
 #!/bin/sh
-if [ "\${TPU_LOAD_LIBRARY:-1}" = 0 ]; then
+if [ -z "$library" ] || [ "\${TPU_LOAD_LIBRARY:-1}" = 0 ]; then
   unset NEXT_PLUGGABLE_DEVICE_USE_C_API TF_PLUGGABLE_DEVICE_LIBRARY_PATH
 else
   export NEXT_PLUGGABLE_DEVICE_USE_C_API=true TF_PLUGGABLE_DEVICE_LIBRARY_PATH="$library"
 fi
-exec "$home/venv/bin/python" "\$@"
+exec "$venv/bin/python" "\$@"
 TEXT
   chmod 755 "$home/python.new"
   mv -f -- "$home/python.new" "$home/python"
@@ -204,10 +218,15 @@ TEXT
   mv -f -- "$home/installed.new" "$home/installed"
 }
 
-# One host: its device files. A pod: the TPU workers of all hosts answer.
+# Whether the program on host 0 drives other hosts, too, by their TPU workers.
+drives_all() {
+  [[ "$hosts" == *,* && -z "$engine" ]]
+}
+
+# The device files of this host, or where it drives others the TPU workers of all hosts, which answer.
 tpu_is_there() {
   local host pattern
-  if [[ "$hosts" != *,* ]]; then
+  if ! drives_all; then
     for pattern in ${TPU_DEVICES:-/dev/accel[0-9]* /dev/vfio/[0-9]*}; do
       [[ ! -e "$pattern" ]] || return 0
     done
@@ -221,7 +240,7 @@ tpu_is_there() {
 
 wait_for_tpu() {
   local deadline=$((SECONDS + tpu_wait)) what="the TPU's device files"
-  [[ "$hosts" != *,* ]] || what="the TPU runtime of all hosts, port ${TPU_RUNTIME_PORT:-8470} of $hosts"
+  ! drives_all || what="the TPU runtime of all hosts, port ${TPU_RUNTIME_PORT:-8470} of $hosts"
   status waiting "" "for $what"
   until tpu_is_there; do
     ((SECONDS < deadline)) || stop 75 "no TPU after $tpu_wait s: missing are $what"
@@ -240,8 +259,10 @@ restore() {
   [[ -n "$save_to" ]] || return 0
   if ! said="$(gcloud storage ls "$save_to/" 2>&1)"; then
     [[ "$said" == *"matched no objects"* ]] || stop 75 "cannot read $save_to: $said"
+    [[ -z "$mirrors" ]] || rm -rf -- "$model_dir"
     return 0
   fi
+  [[ -z "$mirrors" ]] || rm -rf -- "$model_dir"
   mkdir -p -- "$model_dir"
   # What is here is newer than what is there.
   logged gcloud storage rsync --recursive --no-clobber "$save_to" "$model_dir"
@@ -291,6 +312,7 @@ while (($#)); do
     --install_only) install_only=1 ;;
     --source=-) IFS= read -r source_url || [[ -n "$source_url" ]] || fail "--source=-: nothing came from standard input" ;;
     --source=*) source_url="${1#*=}" ;;
+    --engine=pjrt) engine=pjrt ;;
     --home=* | --ref=* | --tf_version=* | --node=* | --replicas=* | --worker=* | --hosts=* | --save_to=* | --save_every=* | --tpu_wait=*)
       name="${1%%=*}"
       printf -v "${name#--}" '%s' "${1#*=}"
@@ -339,8 +361,15 @@ phase="reading the node's metadata"
 [[ -z "$from_metadata" ]] || read_metadata
 phase=""
 worker="${worker:-0}"
+if [[ " ${flags[*]} " =~ " --engine"[=\ ]"pjrt " ]]; then
+  engine=pjrt
+elif [[ -n "$engine" ]]; then
+  flags+=(--engine=pjrt)
+fi
 [[ "$source_url" != -* && "$ref" != -* ]] || fail "--source=$source_url --ref=$ref: neither may begin with a dash"
-[[ "$hosts" != *,* || -n "$node" || -n "$install_only" ]] || fail "--hosts=$hosts names several: what is the node called? Say --node=NAME"
+! drives_all || [[ -n "$node" || -n "$install_only" ]] || fail "--hosts=$hosts names several: what is the node called? Say --node=NAME"
+[[ "$hosts" != *,* || -z "$engine" || -n "$install_only$save_to" || " ${flags[*]}" == *" --model_dir="* ]] ||
+  stop 64 "with --engine=pjrt all hosts read the run's checkpoints: give --save_to=gs://..., or --model_dir on a disk they share"
 if [[ -z "$install_only" && -z "$dry_run" ]]; then
   job="$(printf '%s\0' "$source_url" "$ref" "${flags[@]}" | sha256sum | cut -c 1-16)"
   if [[ "$(was job)" == "$job" ]]; then
@@ -363,33 +392,48 @@ if [[ -n "$install_only" ]]; then
   status waiting "" "installed; nothing to train here"
   exit 0
 fi
-model_dir="$home/run"
+model_dir="$home/run" mirrors="" environment=()
 for flag in "${flags[@]}"; do
   case "$flag" in --model_dir=*) model_dir="${flag#*=}" ;; esac
 done
-[[ " ${flags[*]}" == *" --model_dir="* ]] || flags+=("--model_dir=$model_dir")
-if [[ "$hosts" == *,* ]]; then
+if [[ " ${flags[*]}" != *" --model_dir="* ]]; then
+  flags+=("--model_dir=$model_dir")
+  # Hosts that train together go on from the same checkpoint: what is in the bucket, and nothing newer that one has.
+  [[ "$hosts" != *,* || -z "$engine" ]] || mirrors=1
+elif [[ "$worker" != 0 ]]; then
+  save_to="" # the folder is host 0's to fill
+fi
+if drives_all || [[ -n "$engine" ]]; then
   [[ -z "$replicas" || " ${flags[*]}" == *" --replicas="* ]] || flags+=("--replicas=$replicas")
+fi
+module=(launcher.main)
+if drives_all; then
   environment=("TPU_NAME=$node" TPU_LOAD_LIBRARY=0)
-else
+elif [[ "$hosts" == *,* ]]; then # each with a supervisor, which waits for those that install for longer
+  addresses="$(tr ',' '\n' <<<"$hosts" | sed -E '/:/!s/$/:2222/; s/.*/"&"/' | paste -sd ',' -)"
+  environment=("TF_CONFIG={\"cluster\": {\"worker\": [$addresses]}, \"task\": {\"type\": \"worker\", \"index\": $worker}}")
+  module=(launcher.launch --backend=member --start_timeout=3600)
+elif [[ -z "$engine" ]]; then
   environment=(TPU_NAME=local)
 fi
-command=(env "${environment[@]}" "$home/python" -m launcher.main "${flags[@]}")
+command=(env "${environment[@]}" "$home/python" -m "${module[@]}" "${flags[@]}")
 if [[ -n "$dry_run" ]]; then
-  [[ "$worker" == 0 ]] || { printf '# host %s of %s: leaves its chips to the TPU runtime\n' "$worker" "$hosts" && exit 0; }
+  [[ "$worker" == 0 ]] || ! drives_all || { printf '# host %s of %s: leaves its chips to the TPU runtime\n' "$worker" "$hosts" && exit 0; }
   printf '# waits up to %s s for the TPU\n' "$tpu_wait"
+  [[ -z "$mirrors" ]] || show rm -rf -- "$model_dir"
   [[ -z "$save_to" ]] || show gcloud storage rsync --recursive --no-clobber "$save_to" "$model_dir"
   show "${command[@]}"
-  [[ -z "$save_to" ]] || show gcloud storage rsync --recursive '--exclude=.*\.(writing|deleting)-.*' "$model_dir" "$save_to"
+  [[ -z "$save_to" || "$worker" != 0 ]] || show gcloud storage rsync --recursive '--exclude=.*\.(writing|deleting)-.*' "$model_dir" "$save_to"
   exit 0
 fi
-if [[ "$worker" != 0 ]]; then
+if [[ "$worker" != 0 ]] && drives_all; then
   status waiting "" "host $worker leaves its chips to the TPU runtime; host 0 trains"
   exit 0
 fi
 wait_for_tpu
 phase="restoring"
 restore
+[[ "$worker" == 0 ]] || save_to="" # one saves for all
 phase=""
 status training "" "${command[*]}"
 train

@@ -40,7 +40,11 @@ _STANDBY_FLAGS = {
     ),
 }  # fmt: skip
 _SSH_FLAGS = {
-    "hosts": (flags.DEFINE_string, None, "With --backend=ssh: hosts of the job, such as a,b or me@a,me@b."),
+    "hosts": (
+        flags.DEFINE_string, None,
+        "With --backend=ssh: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
+        "addresses of all hosts of the node, in gcloud's order.",
+    ),
     "hostfile": (
         flags.DEFINE_string, None,
         "With --backend=ssh: a file of one host a line, with slots=K behind one that runs K workers; # is a comment.",
@@ -129,7 +133,7 @@ def _one(options: flags.FlagValues) -> int:
     if options.workers not in (None, 1):
         why = {
             "member": "a member is one worker, and finds the others in its environment",
-            "tpu_vm": "one program drives all hosts of a TPU",
+            "tpu_vm": "a host of a TPU has one, and which hosts is for --hosts to say",
         }
         raise UsageError(f"--workers={options.workers}: leave it out; {why[options.backend]}")
     return 1
@@ -153,12 +157,23 @@ def _on_hosts(
     )
 
 
+def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
+    hosts = () if options.hosts is None else parse_hosts(options.hosts, None, None)
+    return tpu_vm.TpuVm(options.tpu_node, options.zone, options.project, [host.address for host in hosts])
+
+
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    transport = tpu_vm.TpuVm(options.tpu_node, options.zone, options.project)
+    transport = _tpu_vm(options)
     recipe = modes.define_flags()
     recipe(["launcher.main", *job.arguments])
-    is_whole_slice = recipe.tpu != "local"  # which is a node of one host
-    needed = {"TPU_NAME": transport.hosts[0].address, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
+    on_every_host = recipe.engine == "pjrt"
+    if options.hosts is not None and not on_every_host:
+        raise UsageError(
+            f"--hosts={options.hosts}: with TensorFlow's engine one program on host 0 drives all hosts of a TPU; "
+            "leave it out, or add --engine=pjrt"
+        )
+    is_whole_slice = not on_every_host and recipe.tpu != "local"  # which is a node of one host
+    needed = {"TPU_NAME": transport.node, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
     return _make_remote(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
 
 
@@ -239,10 +254,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
     "tpu_vm": Kind(
-        says="on host 0 of --tpu_node",
-        num_workers=_one,
+        says="on host 0 of --tpu_node, or with --engine=pjrt on its --hosts",
+        num_workers=lambda options: _one(options) * len(_tpu_vm(options).hosts),
         make=_make_tpu_vm,
-        flags={**tpu_vm.FLAGS, **_REMOTE_FLAGS},
+        flags={**tpu_vm.FLAGS, "hosts": _SSH_FLAGS["hosts"], **_REMOTE_FLAGS},
     ),
 }
 # In the order of --help.

@@ -1,7 +1,8 @@
-"""Host 0 of a Cloud TPU, reached by gcloud: one program there drives the whole slice.
+"""The hosts of a Cloud TPU, reached by gcloud: host 0 alone, or with `--engine=pjrt` every host of the slice.
 
-On a pod the other hosts run TensorFlow's TPU worker, which their image starts, so nothing is to be started on them. Our
-program finds the slice by TPU_NAME, and must leave the chips of its own host to that worker: TPU_LOAD_LIBRARY=0.
+With TensorFlow's engine one program drives the slice. On a pod the other hosts run TensorFlow's TPU worker, which their
+image starts, so nothing is to be started on them. Our program finds the slice by TPU_NAME, and must leave the chips of
+its own host to that worker: TPU_LOAD_LIBRARY=0.
 """
 
 from __future__ import annotations
@@ -39,9 +40,12 @@ _MISTAKES = (
 
 
 class TpuVm:
-    """Runs a command by `gcloud compute tpus tpu-vm ssh`, on host 0 of one node: "name" or "user@name"."""
+    """Runs a command by `gcloud compute tpus tpu-vm ssh`, on hosts of one node: "name" or "user@name".
 
-    def __init__(self, node: str | None, zone: str | None, project: str | None):
+    Without addresses of the node's hosts, in gcloud's order, on host 0 alone.
+    """
+
+    def __init__(self, node: str | None, zone: str | None, project: str | None, addresses: Sequence[str] = ()):
         if not node:
             raise UsageError("--tpu_node is missing: name the node, as `gcloud compute tpus tpu-vm list` shows it")
         for flag, value, pattern in (("tpu_node", node, _NODE), ("zone", zone, _PLACE), ("project", project, _PLACE)):
@@ -49,12 +53,18 @@ class TpuVm:
                 raise UsageError(f"--{flag}={value}: is no such name; use small letters, digits and dashes")
         self.missing = missing("gcloud", "install Google Cloud's command line")
         place = [f"--{name}={value}" for name, value in (("zone", zone), ("project", project)) if value]
-        self.hosts: tuple[Host, ...] = (Host(name=node, address=node.rpartition("@")[2]),)
-        self._command = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *place, "--worker=0", "--quiet")
+        self.node = node.rpartition("@")[2]
+        self.hosts: tuple[Host, ...] = tuple(
+            Host(name=f"{node} host {number}", address=address) for number, address in enumerate(addresses)
+        ) or (Host(name=node, address=self.node),)
+        self._command = ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, *place)
+
+    def _ssh(self, host: Host) -> tuple[str, ...]:
+        return (*self._command, f"--worker={self.hosts.index(host)}", "--quiet")
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        """gcloud's command line; the login shell of host 0 takes the command apart again."""
-        return (*self._command, *_SSH_FLAGS, f"--command=exec {shlex.join(command)}")
+        """gcloud's command line; the login shell of the host takes the command apart again."""
+        return (*self._ssh(host), *_SSH_FLAGS, f"--command=exec {shlex.join(command)}")
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
         """gcloud's own errors, and 255 for those of the connection; other exit codes are the command's."""
@@ -64,8 +74,8 @@ class TpuVm:
         what = said[-1].removeprefix("ERROR:").strip() if said else last_words(lines)
         is_mistake = any(sign in line for sign in _MISTAKES for line in lines)
         if "NOT_FOUND" in what or "was not found" in what:
-            create = f"scripts/tpu_vm_create.sh --node={host.address} --type=TYPE"
+            create = f"scripts/tpu_vm_create.sh --node={self.node} --type=TYPE"
             return Refusal(message=f"gcloud finds no {host.name} ({what}); create it: {create}", is_mistake=True)
-        by_hand = shlex.join([*self._command, "--command=true"])
+        by_hand = shlex.join([*self._ssh(host), "--command=true"])
         hint = f"; first make this work: {by_hand}" if is_mistake else "; is it up?"
         return Refusal(message=f"gcloud cannot reach {host.name} ({what}){hint}", is_mistake=is_mistake)

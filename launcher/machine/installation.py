@@ -68,19 +68,24 @@ def tensorflow_command() -> str:
     return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
 
 
-def require_python_of_jax(what: str) -> None:
+def require_python_of_jax(what: str, extra: str = "preflight") -> None:
     """UsageError where this Python is too old for JAX, which `what` needs: pip leaves it out of extras in silence."""
     if sys.version_info < _PYTHON_OF_JAX:
         raise UsageError(
             f"{what} needs Python 3.{_PYTHON_OF_JAX[1]} or later, because JAX does, and this is Python "
             f"{platform.python_version()}: make a virtual environment with a newer one, and install Launcher there "
-            "with [cpu,preflight]"
+            f"with [cpu,{extra}]"
         )
 
 
 def jax_command(extra: str) -> str:
     """What to do for an extra that brings JAX: what to type, unless this environment's TensorFlow would break by it."""
     for package in _versions(*_TENSORFLOWS):
+        if extra == "jax_tpu" and package.startswith("tensorflow-tpu "):
+            return (
+                f"{package} needs another libtpu and would take the chips, so make a second virtual environment, and "
+                f"install Launcher there with [cpu,{extra}]"
+            )
         if tuple(map(int, re.findall(r"\d+", package)[:2])) < _TENSORFLOW_OF_JAX:
             return (
                 f"{package} admits no NumPy that JAX works with, so make a second virtual environment, and install "

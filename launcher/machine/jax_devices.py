@@ -11,13 +11,13 @@ import dataclasses
 import glob
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from launcher.errors import PeerError, UsageError
-from launcher.machine import exit_barrier, installation, peers, ports
+from launcher.machine import exit_barrier, installation, peers, ports, tpu
 from launcher.machine.cluster import Cluster
 from launcher.machine.devices import Devices, StrategyPlan
 from launcher.machine.stderr_filter import without_early_log
@@ -60,8 +60,19 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
     accelerator, there = ("gpu", gpus) if gpus else ("tpu", len(devices.tpu_chips)) if devices.tpu_chips else ("cpu", 0)
     if accelerator != "cpu" and environ.get("JAX_PLATFORMS", "") == "cpu":
         accelerator, there = "cpu", 0
-    if there and replicas is not None and replicas != there and (cluster.num_workers > 1 or replicas > there):
+    whole = {there, 2 * there} if accelerator == "tpu" else {there}  # a chip of v2 and v3 is two devices
+    some = range(1, 1 if cluster.num_workers > 1 else there)
+    if there and replicas is not None and replicas not in {*whole, *some}:
         raise UsageError(f"--replicas={replicas}, but this machine has {there} {accelerator.upper()} device(s)")
+    # With TPU_PROCESS_BOUNDS, a part of a slice is used.
+    asks = accelerator == "tpu" and "TPU_PROCESS_BOUNDS" not in environ
+    hosts, host = (asks and tpu.hosts_of_this_slice(environ)) or (1, "0")
+    if hosts not in (1, cluster.num_workers):
+        raise UsageError(
+            f"this is host {host} of a TPU slice of {hosts} hosts, and {cluster.num_workers} process(es) are to train: "
+            "with --engine=pjrt every host runs the program, which scripts/tpu_pod_train.sh starts, or "
+            "python -m launcher.launch --backend=tpu_vm with all --hosts"
+        )
     count, notes = replicas or there or 1, list[str]()
     if accelerator == "cpu" and count > 1:
         notes.append(f"{count} devices of JAX share this machine's cores: for trying out, not for speed")
@@ -85,12 +96,13 @@ def _visible_gpus(environ: Mapping[str, str]) -> int:
     return there if chosen is None else min(there, len([one for one in chosen.split(",") if one.strip(" -1")]))
 
 
-def check_jax() -> None:
-    """Raises UsageError where JAX is missing; imports nothing else of it."""
+def check_jax(extra: str = "preflight") -> None:
+    """Raises UsageError where JAX is missing, which an extra of setup.py brings; imports nothing else of it."""
     try:
         import jax  # noqa: F401
     except ImportError:
-        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command('preflight')}") from None
+        installation.require_python_of_jax("--engine=pjrt", extra)
+        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command(extra)}") from None
 
 
 def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
@@ -101,12 +113,13 @@ def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> 
       PeerError: a peer did not come.
       PortTakenError: another process listens on this worker's port.
     """
-    check_jax()
+    extra = "jax_tpu" if wanted.accelerator == "tpu" else "preflight"
+    check_jax(extra)
     with without_early_log():
-        return _started(wanted, cluster, compile_cache)
+        return _started(wanted, cluster, compile_cache, extra)
 
 
-def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
+def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, extra: str) -> JaxDevices:
     import jax
 
     platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
@@ -128,7 +141,7 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) 
             raise PeerError(f"JAX could not connect the {cluster.num_workers} workers: {_first_line(error)}") from error
         raise UsageError(
             f"--engine=pjrt: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
-            f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command('preflight')}"
+            f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command(extra)}"
         ) from None
     if cluster.num_workers == 1:
         found = local = found[: wanted.local_replicas]
@@ -138,7 +151,23 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) 
             f"planned, and JAX sees {len(local)} and {len(found)} device(s): say how many with --replicas, the same "
             "number on every worker"
         )
-    return JaxDevices(jax=jax, all=tuple(found), local=tuple(local), num_processes=cluster.num_workers)
+    devices = JaxDevices(jax=jax, all=tuple(found), local=tuple(local), num_processes=cluster.num_workers)
+    if cluster.num_workers == 1 or wanted.accelerator != "tpu":
+        return devices
+    with devices.peer_failures(" at the start"):
+        found = in_order_of_workers(jax, found, cluster.index)
+    return dataclasses.replace(devices, all=tuple(found), local=tuple(one for one in found if one in local))
+
+
+def in_order_of_workers(jax: Any, devices: Sequence[Any], index: int) -> list[Any]:
+    """One worker's devices after the other's; `index` is this one's, and all ask at once.
+
+    A TPU counts processes by its topology, so that each worker has to tell its own.
+    """
+    spread = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), "x"), jax.sharding.PartitionSpec("x"))
+    told = jax.make_array_from_callback((len(devices),), spread, lambda _: np.array([index], np.int32))
+    workers = dict(zip(devices, whole(told).tolist(), strict=True))
+    return sorted(devices, key=lambda device: (workers[device], device.id))
 
 
 def _join(jax: Any, cluster: Cluster) -> None:

@@ -3,6 +3,7 @@ is told on this machine: the real start-up script, and the real launcher.launch 
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -48,6 +49,10 @@ chmod +x "$VENV/bin/python"
 """
 
 
+FAKE = ("--worker_module=fake_worker", "--env=FAKE_WORKER", "--gin_file=fake.gin", "--max_restarts=0")
+JAX_SLICE = "READY,v4-16,tpu-ubuntu2204-base,127.0.0.1;127.0.0.2"
+
+
 class Slice:
     def __init__(self, folder, environ):
         self.folder, self.notes, self.environ, self.process = folder, folder / "notes", environ, None
@@ -72,14 +77,13 @@ class Slice:
         (self.notes / "node").write_text(f"{answer}\n")
         (self.notes / "code").write_text(str(code))
 
-    def train(self, *flags):
-        process = self.start(*flags)
+    def train(self, *flags, worker=FAKE):
+        process = self.start(*flags, worker=worker)
         out, err = process.communicate(timeout=90)
         return subprocess.CompletedProcess(flags, process.returncode, out, err)
 
-    def start(self, *flags):
+    def start(self, *flags, worker=FAKE):
         words = ("--node=my-tpu", "--zone=z", f"--source={self.repository}", f"--home={self.folder}/opt")
-        worker = ("--worker_module=fake_worker", "--env=FAKE_WORKER", "--gin_file=fake.gin", "--max_restarts=0")
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         self.process = subprocess.Popen(
             [str(ROOT / "scripts" / "tpu_pod_train.sh"), *words, *worker, f"--model_dir={self.folder}/run", *flags],
@@ -187,6 +191,57 @@ def test_a_node_of_one_host_counts_its_own_chips(tpu):
     assert "TPU_NAME" not in log and "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=" in log
 
 
+def test_with_jax_every_host_runs_the_program(tpu):
+    slice_ = tpu(hosts=True, show=["TPU_NAME", "TPU_LOAD_LIBRARY", "TF_CONFIG", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH"])
+    slice_.node(JAX_SLICE)
+    done = slice_.train("--engine=pjrt")
+    assert done.returncode == 0, done.stderr
+    assert (slice_.notes / "installs").read_text() == "install \n"  # no TensorFlow on the image to agree with
+    assert any("--install_only" in line and "--engine=pjrt" in line for line in slice_.told)
+    assert [sum(f"--worker={host} " in line for line in slice_.told) for host in (0, 1, 2)] == [1, 1, 0]
+    for host in (0, 1):
+        log = (slice_.folder / f"run/logs/attempt_1/worker_{host}.log").read_text()
+        assert "127.0.0.1:" in log and "127.0.0.2:" in log and f'"index": {host}' in log
+        assert "TPU_" not in log and "PLUGGABLE" not in log and log.endswith("done\n")
+
+
+def test_with_jax_a_host_that_is_killed_is_named_and_all_come_back(tpu):
+    killed = {"rank": 1, "step": 2, "do": "send_self", "number": int(signal.SIGKILL)}
+    slice_ = tpu(hosts=True, faults=[killed], checkpoint=True)
+    slice_.node(JAX_SLICE)
+    done = slice_.train("--engine=pjrt", "--max_restarts=1")
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 was killed by SIGKILL" in done.stdout
+    log = (slice_.folder / "run/logs/attempt_2/worker_1.log").read_text()
+    assert log.startswith("training from step 2,")
+
+
+@pytest.mark.heavy
+def test_two_hosts_train_one_model_by_jax(tpu):
+    slice_ = tpu()
+    slice_.node(JAX_SLICE)
+    recipe = (f"--gin_file={ROOT}/tests/support/small_digits.gin", "--gin_param=train.epochs = 1")
+    done = slice_.train("--engine=pjrt", worker=(*recipe, "--env=JAX_PLATFORMS=cpu"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((slice_.folder / "run/summary.json").read_text())
+    assert (summary["status"], summary["num_replicas"], summary["strategy"]) == ("completed", 8, "pjrt")
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("READY,v4-16,tpu-vm-tf-2.17.0-pod-pjrt,10.0.0.1;10.0.0.2", "take another, such as tpu-ubuntu2204-base"),
+        ("READY,v4-16,tpu-ubuntu2204-base,10.0.0.1", "has 2 hosts, and gcloud names other addresses: 10.0.0.1"),
+    ],
+)
+def test_with_jax_a_node_that_cannot_train_is_left_alone(tpu, node, said):
+    slice_ = tpu()
+    slice_.node(node)
+    done = slice_.train("--engine=pjrt")
+    assert done.returncode == 64 and said in done.stderr and done.stderr.count("\n") == 1
+    assert len(slice_.told) == 1
+
+
 @pytest.mark.parametrize(
     ("node", "code", "said"),
     [
@@ -248,6 +303,16 @@ def test_a_dry_run_prints_the_commands_and_runs_none(tpu):
     assert f"--remote_python={slice_.folder}/opt/python" in launch
     assert "--output-directory=my logs" in commands[-1]
     assert slice_.told == [] and not (slice_.folder / "my logs").exists()
+
+
+def test_a_dry_run_with_jax_names_all_hosts(tpu):
+    done = tpu().train("--dry_run", "--engine=pjrt")
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line.removeprefix("+ ")) for line in done.stdout.splitlines() if line.startswith("+ ")]
+    (launch,) = [words for words in commands if "launcher.launch" in words]
+    assert {"--engine=pjrt", "--hosts=<addresses of the hosts, with commas>"} <= set(launch)
+    assert "--tpu=local" not in done.stdout
+    assert commands[0][-1].endswith("runtimeVersion,networkEndpoints[].ipAddress)")
 
 
 def test_tokens_and_values_of_variables_are_not_shown(tpu):

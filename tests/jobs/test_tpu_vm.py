@@ -121,6 +121,15 @@ def test_dry_run_prints_gclouds_command_line_and_runs_nothing(launch_on_tpu, gcl
     assert not (gcloud / "notes").exists()
 
 
+def test_with_jax_a_dry_run_prints_what_runs_on_every_host(launch_on_tpu):
+    finished = launch_on_tpu("--dry_run", "--engine=pjrt", "--hosts=10.0.0.1,10.0.0.2").wait()
+    assert finished.returncode == 0, finished.stderr
+    for number in (0, 1):
+        assert f"# agent on my-tpu host {number}, 1 worker(s)" in finished.stdout
+        assert f"--worker={number} --quiet" in finished.stdout
+    assert "10.0.0.1:<free port>" in finished.stdout and "TPU_NAME" not in finished.stdout
+
+
 def test_the_program_is_where_the_start_up_script_installs_it(start_launcher, gcloud, tmp_path):
     words = ("--backend=tpu_vm", "--tpu_node=my-tpu", "--gin_file=x.gin", "--model_dir=/mnt/run", "--dry_run")
     environ = {"PATH": f"{gcloud}:{os.environ['PATH']}"}
@@ -139,7 +148,9 @@ def test_the_program_is_where_the_start_up_script_installs_it(start_launcher, gc
         (["--tpu_node=My TPU"], "--tpu_node=My TPU"),
         (["--zone=a b"], "--zone=a b"),
         (["--workers=2"], "--workers=2"),
-        (["--hosts=a"], "--hosts=a"),
+        (["--hosts=a,b"], "add --engine=pjrt"),
+        (["--hosts=a,a", "--engine=pjrt"], "named twice"),
+        (["--hosts=a,b", "--engine=pjrt", "--workers=2"], "--workers=2"),
     ],
 )
 def test_a_mistake_is_one_message(launch_on_tpu, flags, said):

@@ -2,10 +2,94 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from launcher.errors import PeerError
+from launcher.errors import PeerError, UsageError
+from launcher.machine import installation, jax_devices
+from launcher.machine.cluster import Cluster
+from launcher.machine.devices import Devices
 from launcher.machine.jax_devices import JaxDevices
+
+CHIPS = Devices(tpu_chips=tuple(f"/dev/vfio/{number}" for number in range(4)))
+HOSTS = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
+TWO = Cluster(source="TF_CONFIG", workers=("a:1", "b:1"), index=1)
+ALONE = Cluster(source="alone", workers=(), index=0)
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    monkeypatch.setattr(jax_devices, "_visible_gpus", lambda environ: 0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environ", "replicas", "found"),
+    [
+        (ALONE, {}, None, 4),
+        (ALONE, {}, 2, 2),
+        (ALONE, {}, 8, 8),  # v2 and v3
+        (TWO, HOSTS, None, 4),
+        (TWO, HOSTS, 8, 8),
+        (ALONE, {**HOSTS, "TPU_PROCESS_BOUNDS": "1,1,1"}, None, 4),
+    ],
+)
+def test_a_tpu_host_has_a_replica_a_chip_or_two(cluster, environ, replicas, found):
+    made = jax_devices.plan(replicas, cluster, environ, CHIPS)
+    assert (made.accelerator, made.local_replicas, made.num_replicas) == ("tpu", found, found * cluster.num_workers)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environ", "replicas", "said"),
+    [
+        (ALONE, HOSTS, None, "host 1 of a TPU slice of 2 hosts, and 1 process"),
+        (ALONE, {}, 5, "--replicas=5"),
+        (TWO, HOSTS, 2, "--replicas=2"),
+    ],
+)
+def test_what_a_slice_cannot_do_is_said_before_its_hosts_wait_for_each_other(cluster, environ, replicas, said):
+    with pytest.raises(UsageError, match=said):
+        jax_devices.plan(replicas, cluster, environ, CHIPS)
+
+
+def test_on_a_tpu_jax_comes_with_its_own_libtpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(UsageError, match=r"\[jax_tpu\]"):
+        jax_devices.start(jax_devices.plan(None, ALONE, {}, CHIPS), ALONE, None)
+    monkeypatch.setattr(installation, "_versions", lambda *names: ["tensorflow-tpu 2.20.0"])
+    assert "second virtual environment" in installation.jax_command("jax_tpu")
+    monkeypatch.setattr(installation, "_PYTHON_OF_JAX", (3, 99))
+    with pytest.raises(UsageError, match=r"Python 3.99 or later.*\[cpu,jax_tpu\]"):
+        jax_devices.check_jax("jax_tpu")
+
+
+TELLS = """
+import sys
+import jax
+from launcher.machine import jax_devices
+index = int(sys.argv[1])
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("127.0.0.1:" + sys.argv[2], 2, 1 - index)  # JAX counts the other way round
+found = jax_devices.in_order_of_workers(jax, jax.devices(), index)
+print([device.process_index for device in found])
+"""
+
+
+@pytest.mark.heavy
+def test_devices_stand_in_the_order_of_workers_however_jax_counts_processes(free_ports):
+    (port,) = free_ports(1)
+    words = [sys.executable, "-c", TELLS]
+    both = [subprocess.Popen([*words, str(index), str(port)], stdout=subprocess.PIPE, text=True) for index in (0, 1)]
+    try:
+        for one in both:
+            assert one.communicate(timeout=120)[0].splitlines()[-1] == "[1, 1, 0, 0]"
+    finally:
+        for one in both:
+            one.kill()
+            one.wait()
 
 
 def raised(error, num_processes):

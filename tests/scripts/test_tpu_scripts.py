@@ -353,6 +353,39 @@ def test_a_zone_without_an_image_is_told_what_it_has_and_what_to_do(run, gcloud,
         assert part in said, said
 
 
+@pytest.mark.parametrize(
+    ("type", "image", "replicas"),
+    [
+        ("v3-8", "tpu-ubuntu2204-base", 8),
+        ("v4-32", "tpu-ubuntu2204-base", 4),
+        ("v5litepod-8", "v2-alpha-tpuv5-lite", 8),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite", 4),
+        ("v5p-16", "v2-alpha-tpuv5", 4),
+        ("v6e-64", "v2-alpha-tpuv6e", 4),
+    ],
+)
+def test_with_jax_any_slice_has_an_image_and_a_host_its_own_replicas(run, gcloud, type, image, replicas):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*NODE, "create"): [(0, "", "")]})
+    done = run("tpu_vm_create.sh", "--node=n", f"--type={type}", "--engine=pjrt", *JOB)
+    assert done.returncode == 0, done.stderr
+    (create,) = gcloud.changes()  # the zone is not asked for TensorFlow's images
+    assert f"--version={image}" in create and f"image: {image}\n" in done.stderr
+    (metadata,) = (word for word in create if word.startswith("--metadata="))
+    assert f"|;|launcher-tf-version=|;|launcher-replicas={replicas}|;|" in metadata
+    assert metadata.endswith("--engine=pjrt")
+
+
+def test_with_jax_an_image_by_name_is_taken_unless_tensorflows_workers_hold_the_chips(run, gcloud):
+    words = ("tpu_vm_create.sh", "--dry_run", "--node=n", "--type=v6e-16", *JOB, "--engine=pjrt")
+    assert "--version=mine" in run(*words[:4], "--runtime_version=mine", *words[4:]).stdout
+    for option, said in (
+        ("--runtime_version=tpu-vm-tf-2.17.0-pod-pjrt", "take another, such as v2-alpha-tpuv6e"),
+        ("--tf_version=2.17.0", "--tf_version=2.17.0: with --engine=pjrt"),
+    ):
+        done = run(*words[:4], option, *words[4:])
+        assert done.returncode == 64 and said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_the_page_says_of_each_version_what_the_script_goes_by():
     text = (ROOT / "scripts/tpu_types.bash").read_text()
     on_pypi, hang = (

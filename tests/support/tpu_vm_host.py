@@ -20,11 +20,11 @@ PYTHON = r"""#!/usr/bin/env bash
 here=NOTES
 case "$1 $2" in
   "-c import libtpu"*) echo /lib/fake_libtpu.so; exit ;;
-  "-m launcher.main") ;;
+  "-m launcher.main" | "-m launcher.launch") ;;
   *) exec REAL "$@" ;;
 esac
-{ printf 'main'; printf ' %q' "${@:3}"; printf '\n'; } >>"$here/calls"
-printf '%s\n' "cwd=$PWD" "TPU_NAME=${TPU_NAME-}" "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" \
+{ printf "${2#launcher.}"; printf ' %q' "${@:3}"; printf '\n'; } >>"$here/calls"
+printf '%s\n' "cwd=$PWD" "TPU_NAME=${TPU_NAME-}" "TPU_LOAD_LIBRARY=${TPU_LOAD_LIBRARY-}" "TF_CONFIG=${TF_CONFIG-}" \
   "TF_PLUGGABLE_DEVICE_LIBRARY_PATH=${TF_PLUGGABLE_DEVICE_LIBRARY_PATH-}" >"$here/environment"
 for word in "$@"; do
   case "$word" in --model_dir=*) model_dir="${word#*=}" ;; esac
