@@ -50,13 +50,24 @@ class Evaluator:
         self._sample_batch: Batch | None = None
         self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
 
+    def needs_variables(self, last: bool) -> bool:
+        """Whether an evaluation looks at TensorFlow's variables, and not only at what an engine's devices hold.
+
+        With parts of weights on the devices there are no samples, as nobody would put the whole together for them.
+        """
+        self.notes = []
+        if self._engine is None or self._batches_of_engine() is None:
+            return True
+        shows = isinstance(self._task, ShowsSamples) and self._engine.first_values is None
+        return shows or (self._decoding is not None and bool(self._task.num_decode_examples(last)))
+
     def evaluate(
         self,
         last: bool = True,
         agree: Callable[[float], float] = lambda seconds: 0.0,
         told: Sequence[Action] = (),
     ) -> dict[str, float]:
-        """Evaluates the current weights.
+        """Evaluates the current weights, after `needs_variables`.
 
         Args:
           last: whether this is the evaluation after the last step; tasks may do more then.
@@ -72,7 +83,6 @@ class Evaluator:
         num_examples = self._data.num_eval_examples
         if not num_examples:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
-        self.notes = []
         batches, run = self._begin()
         tables: list[np.ndarray] = []
         steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
@@ -97,19 +107,27 @@ class Evaluator:
 
     def _begin(self) -> tuple[Iterator, Callable[[Iterator, int], np.ndarray]]:
         """The batches of an evaluation, and what gives the sums of the next ones with the current weights."""
+        if self._engine is not None and (batches := self._batches_of_engine()) is not None:
+            return iter(batches), self._engine.evaluation()
         make, size = self._data.eval_batches, self._global_batch_size
-        if self._engine is not None:
-            try:
-                rows = rows_of_replica(self._data, size, self._engine.num_replicas)
-                self._batches = self._batches or self._engine.distribute(make, global_batch_size=size, rows=rows)
-                return iter(self._batches), self._engine.evaluation(self._sums_of_engine, self._batches)
-            except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
-                self._engine = self._batches = None
-                self.notes.append(f"evaluation runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
         if self._batches is None:
             rows = rows_of_replica(self._data, size, self._strategy.num_replicas_in_sync)
             self._batches = distribute_batches(self._strategy, make, global_batch_size=size, rows=rows)
         return iter(self._batches), lambda batches, count: self._run_batches(batches, tf.constant(count)).numpy()
+
+    def _batches_of_engine(self) -> Iterable | None:
+        """The batches of an evaluation on the engine's devices; None where these cannot run it."""
+        assert self._engine is not None
+        size = self._global_batch_size
+        if self._batches is None:
+            rows = rows_of_replica(self._data, size, self._engine.num_replicas)
+            self._batches = self._engine.distribute(self._data.eval_batches, global_batch_size=size, rows=rows)
+            try:
+                self._engine.prepare_evaluation(self._sums_of_engine, self._batches)
+            except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
+                self._engine = self._batches = None
+                self.notes.append(f"evaluation runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
+        return self._batches
 
     def _result(self, tables: Sequence[np.ndarray]) -> tuple[dict[str, float], float]:
         """Loss and metrics over the batches of some loops, and their weight."""
@@ -126,7 +144,8 @@ class Evaluator:
     def samples(self) -> Sequence[tuple[str, str, str]]:
         """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on a TPU's cores, and what is computed eagerly is not.
-        if not isinstance(self._task, ShowsSamples) or isinstance(self._strategy, tf.distribute.TPUStrategy):
+        away = isinstance(self._strategy, tf.distribute.TPUStrategy) or (self._engine is not None and self._engine.holds)
+        if not isinstance(self._task, ShowsSamples) or away:
             return self._samples
         if self._sample_batch is None:
             count = min(self._task.num_samples, self._data.num_eval_examples or 0)

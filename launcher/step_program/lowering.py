@@ -141,18 +141,23 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
 
 
 def lower_evaluation(
-    session: Session, sums: Callable[[Batch], tf.Tensor], spec: batch_spec.BatchSpec, *, for_tpu: bool = False
+    session: Session,
+    sums: Callable[[Batch], tf.Tensor],
+    spec: batch_spec.BatchSpec,
+    axes: Mapping[str, int],
+    *,
+    for_tpu: bool = False,
 ) -> Lowered:
     """Lowers what an evaluation does with a batch of `spec`; its report is `sums`, float32 [n], of all replicas.
 
-    Raises as `lower_session`.
+    `axes` are the dimensions in which weights are divided, by their names. Raises as `lower_session`.
     """
     named = _with_unsaved(session.model, dict(weight_names(session.model)))
 
     def names(count: int) -> list[str]:
         return [f"sums/{number}" for number in range(count)]
 
-    return _lower(session, sums, spec, named, names=names, for_tpu=for_tpu)
+    return _lower(session, sums, spec, named, names=names, axes=axes, for_tpu=for_tpu)
 
 
 def _lower(
@@ -162,9 +167,13 @@ def _lower(
     named: dict[str, tf.Variable],
     *,
     names: Callable[[int], Sequence[str]],
+    axes: Mapping[str, int] | None = None,
     for_tpu: bool,
 ) -> Lowered:
-    """Lowers what gives a report, float32 [n], and may change the named variables; `names` are those of its numbers."""
+    """Lowers what gives a report, float32 [n], and may change the named variables; `names` are those of its numbers.
+
+    `axes` are given where it trains nothing.
+    """
     jax = jax_parts.load()
     num_replicas, in_parts = session.plan.strategy.num_replicas, session.plan.recipe.shard == "all"
     # In the graph because the step uses them, or because they are read here: every one is an argument.
@@ -210,9 +219,9 @@ def _lower(
             # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
     text, gathered_bytes, whole = module.text, 0, {}
-    if in_parts:  # an evaluation, which changes no weights, takes whole ones
-        changed = {result.name for result in results}
-        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in changed}
+    if in_parts:  # a weight that the step does not change is whole everywhere
+        divided = {result.name for result in results} if axes is None else axes.keys()
+        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in divided & named.keys()}
     if whole:
         text, gathered_bytes = weights_in_parts.divide(
             jax,
@@ -222,8 +231,10 @@ def _lower(
             in_loop=session.plan.microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
-    axes = _axes(session) | whole
-    arguments, results = ([_in_part(one, axes, whole, num_replicas) for one in ones] for ones in (arguments, results))
+    in_part = _axes(session) | whole
+    arguments, results = (
+        [_in_part(one, in_part, whole, num_replicas) for one in ones] for ones in (arguments, results)
+    )
     program = StepProgram(
         stablehlo=text,
         num_replicas=num_replicas,
