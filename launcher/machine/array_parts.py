@@ -25,6 +25,11 @@ Source = Callable[[Range | None], np.ndarray]
 """Makes the value of an array, or a stretch of it alone; None for all of it."""
 
 
+def value_of(value: np.ndarray) -> Source:
+    """The source of a value that is there."""
+    return lambda where: value if where is None else where.of(value)
+
+
 def whole_of(make: Callable[[], np.ndarray]) -> Source:
     """The source of what is made as a whole, of which a stretch is cut."""
     return lambda where: make() if where is None else where.of(make())

@@ -59,7 +59,7 @@ class Evaluator:
         if self._engine is None or self._batches_of_engine() is None:
             return True
         shows = isinstance(self._task, ShowsSamples) and self._engine.first_values is None
-        return shows or (self._decoding is not None and bool(self._task.num_decode_examples(last)))
+        return shows or (self._decoding is not None and self._decoding.is_due(last))
 
     def evaluate(
         self,
@@ -144,7 +144,9 @@ class Evaluator:
     def samples(self) -> Sequence[tuple[str, str, str]]:
         """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on a TPU's cores, and what is computed eagerly is not.
-        away = isinstance(self._strategy, tf.distribute.TPUStrategy) or (self._engine is not None and self._engine.holds)
+        away = isinstance(self._strategy, tf.distribute.TPUStrategy) or (
+            self._engine is not None and self._engine.holds
+        )
         if not isinstance(self._task, ShowsSamples) or away:
             return self._samples
         if self._sample_batch is None:
@@ -190,11 +192,15 @@ class DecodingEvaluator:
         self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
 
+    def is_due(self, last: bool) -> bool:
+        """Whether there is something to decode."""
+        return bool(self._task.num_decode_examples(last))
+
     def evaluate(self, last: bool, agree: Callable[[float], float]) -> Score | None:
         """Decodes and scores with the current weights, as `Evaluator.evaluate`; None if there is nothing to decode."""
-        count = self._task.num_decode_examples(last)
-        if not count:
+        if not self.is_due(last):
             return None
+        count = self._task.num_decode_examples(last)
         if self._batches is None:
             self._batches = distribute_batches(
                 self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size

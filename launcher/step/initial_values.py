@@ -23,7 +23,7 @@ from launcher.optimizers.weight_shards import shard_of
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
 
-FirstValues = dict[int, Callable[[], tf.Tensor]]
+FirstValues = dict[int, Callable[[], np.ndarray]]
 """What makes the first value of variables that have none yet, by the ids of TensorFlow's variables."""
 
 
@@ -90,9 +90,7 @@ def _without_value(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> t
     return next_creator(**kwargs)
 
 
-def _with_value_later(
-    later: FirstValues, next_creator: Callable[..., tf.Variable], **kwargs: Any
-) -> tf.Variable:
+def _with_value_later(later: FirstValues, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
     value, dtype = kwargs["initial_value"], kwargs.get("dtype")
     if not callable(value):
         return next_creator(**kwargs)
@@ -105,8 +103,13 @@ def _with_value_later(
         return next_creator(**kwargs)
     kwargs["initial_value"] = _unwritten(found)
     variable = next_creator(**kwargs)
-    later[id(variable)] = lambda: tf.convert_to_tensor(value(), dtype=dtype)
+    later[id(variable)] = functools.partial(_made, value, dtype)
     return variable
+
+
+def _made(value: Callable[[], Any], dtype: Any) -> np.ndarray:
+    with tf.init_scope(), tf.device(None), tf.device("CPU:0"):
+        return tf.convert_to_tensor(value(), dtype=dtype).numpy()
 
 
 def _traced(**kwargs: Any) -> tf.Tensor:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.machine.array_parts import Part, Source, whole_of
+from launcher.machine.array_parts import Part, Source, value_of, whole_of
 from launcher.machine.no_autograph import call_converted
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.weight_shards import WeightShard
@@ -99,7 +99,7 @@ class State:
         self._replicas = _local_replicas(strategy) if self._shards else []
         self._gather = on_replicas(strategy, _stack_of_replicas)
         self._later = {} if engine is None else dict(engine.first_values or {})
-        self._sources |= {key: whole_of(lambda make=make: np.asarray(make())) for key, make in self._later.items()}
+        self._sources |= {key: whole_of(make) for key, make in self._later.items()}
         copies = [(slot, weight) for slot, weight in optimizer.copies() if self.shard_of(slot) is not None]
         copies += [] if initial_values.are_left_out() else [(average, shard.whole) for average, shard in ema.shards]
         for copy, weight in copies:  # which Keras could not copy
@@ -154,6 +154,14 @@ class State:
     def shard_of(self, variable: tf.Variable | keras.Variable) -> WeightShard | None:
         """Of which shard of a weight a replica's copy of the variable is the state; None where all copies are equal."""
         return self._shards.get(id(variable))
+
+    def names_of_parts(self) -> set[str]:
+        """Of what an engine's devices have in parts, whose values are to be sources."""
+        if self._engine is None:
+            return set()
+        weights = [] if self._engine.first_values is None else self._optimizer.shards
+        parts = self._shards.keys() | {id(shard.whole) for shard in weights if shard is not None}
+        return {name for name, one in self.variables().items() if id(one) in parts}
 
     @property
     def snapshots_together(self) -> bool:
@@ -227,7 +235,7 @@ class State:
     def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray | Source) -> None:
         shard, key = self.shard_of(variable), id(variable if isinstance(variable, tf.Variable) else variable.value)
         if callable(value) or (shard is not None and self._engine is not None):
-            self._sources[key] = value if callable(value) else whole_of(lambda: value)
+            self._sources[key] = value if callable(value) else value_of(value)
             return
         if shard is None:
             self._sources.pop(key, None)

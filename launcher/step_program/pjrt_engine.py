@@ -22,7 +22,7 @@ from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
 from launcher.machine import jax_devices
-from launcher.machine.array_parts import Part, Range, Source, whole_of
+from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
@@ -199,7 +199,7 @@ class PjrtEngine:
         return Part(mine, Range(axis, self._devices.first * size, mine.shape[axis]), array.shape)
 
     def put(self, name: str, value: np.ndarray) -> None:
-        self._held[name] = self._placed(self._arguments[name], whole_of(lambda: value))
+        self._held[name] = self._placed(self._arguments[name], value_of(value))
 
     def bring_home(self, but: Collection[str] = ()) -> None:
         if not self.holds:
@@ -222,7 +222,7 @@ class PjrtEngine:
         state, lowered = self.session.trainer.state, self._lowered
         sources = state.sources()
         values = {name: whole_of(one.numpy) for name, one in lowered.variables.items() if name not in sources}
-        constants = {name: whole_of(lambda value=value: value) for name, value in lowered.constants.items()}
+        constants = {name: value_of(value) for name, value in lowered.constants.items()}
         sources |= values | constants
         for name, one in self._arguments.items():
             if one.kind != "batch":
@@ -336,11 +336,16 @@ class _Compiled:
         )
         self._changed = {one.name for one in program.results if one.kind == "variable"}
         kept = {one.name for one in program.arguments if one.kind != "batch"} - self._changed
-        specs = [{one.name: _spec(one.axis) for one in program.arguments if one.name in names} for names in (self._changed, kept)]
+        specs = [
+            {one.name: _spec(one.axis) for one in program.arguments if one.name in names}
+            for names in (self._changed, kept)
+        ]
 
         def step(changed: dict[str, Any], kept: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
             given = {**kept, **changed, **batch}
-            found = list(zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True))
+            found = list(
+                zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True)
+            )
             report = [value for one, value in found if one.kind == "report"]
             return {one.name: value for one, value in found if one.kind == "variable"}, jax.numpy.stack(report)
 

@@ -194,7 +194,9 @@ class _Rewriting:
         weight, returned = self.main.block.arguments[number], self.main.returned
         part = [size // self.num_replicas if at == axis else size for at, size in enumerate(_shape(weight))]
         attributes = self.function.attributes
-        about = self.ir.DictAttr(self.ir.ArrayAttr(attributes["arg_attrs"])[number]) if "arg_attrs" in attributes else {}
+        about = (
+            self.ir.DictAttr(self.ir.ArrayAttr(attributes["arg_attrs"])[number]) if "arg_attrs" in attributes else {}
+        )
         if "tf.aliasing_output" in about:
             result = self.ir.IntegerAttr(about["tf.aliasing_output"]).value
             whole = origin(returned.operands[result])
