@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -53,20 +53,22 @@ class Engine(Protocol):
     def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
         """float32 [steps, numbers of a report + 1]: the report of each step, and how long it waited for its batch."""
 
-    def prepare_evaluation(self, sums: Callable[[Batch], tf.Tensor], batches: Iterable) -> None:
-        """Makes the program of an evaluation, once, and runs nothing.
+    def forward(
+        self, function: Callable[[Batch], tf.Tensor], batches: Iterable, *, of_rows: bool
+    ) -> Callable[[], Callable[[Iterator, int], Any]]:
+        """Makes the program of an evaluation, and runs nothing.
 
         Args:
-          sums: float32 [n] over all replicas, of one replica's batch; in replica context.
+          function: of one replica's batch, in replica context: float32 [n], sums over all replicas; or of its rows.
           batches: of `distribute`.
+
+        Returns:
+          What takes the weights that the state has now, wherever it is, and returns what gives the sums of so many
+          batches, float32 [batches, n]; of rows, of one batch its "example", its "weight" and the result, of all
+          replicas.
 
         Raises:
           UsageError: the devices cannot run it.
-        """
-
-    def evaluation(self) -> Callable[[Iterator, int], np.ndarray]:
-        """What gives the sums of so many batches, float32 [batches, n], with the weights that the state has now,
-        wherever it is.
         """
 
     def take_state(self) -> None:

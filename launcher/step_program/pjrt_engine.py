@@ -11,6 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,6 @@ class PjrtEngine:
         self._held: dict[str, Any] = {}
         self._lowered: Lowered | None = None
         self._step: _Compiled | None = None
-        self._evaluation: tuple[Lowered, _Compiled] | None = None
         self._arguments: dict[str, Argument] = {}
         self._waiting = ThreadPoolExecutor(1, "steps")
 
@@ -143,35 +143,40 @@ class PjrtEngine:
         waits = [max(0.0, there - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
         return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
 
-    def prepare_evaluation(self, sums: Callable[[Batch], tf.Tensor], batches: Iterable) -> None:
+    def forward(
+        self, function: Callable[[Batch], tf.Tensor], batches: Iterable, *, of_rows: bool
+    ) -> Callable[[], Callable[[Iterator, int], Any]]:
         assert isinstance(batches, _InTurn)
         if self.first_values is not None:  # then the step says which weights are divided
             self.prepare()
         axes = {one.name: one.axis for one in self._arguments.values() if one.axis is not None}
         spec = batches.dataset.element_spec
-        lowered = lowering.lower_evaluation(self.session, sums, spec, axes, for_tpu=self._on_tpu)
-        self._evaluation = lowered, _Compiled(lowered.program, self._devices, self._mesh)
+        lowered = lowering.lower_forward(self.session, function, spec, axes, of_rows=of_rows, for_tpu=self._on_tpu)
+        program = _Compiled(lowered.program, self._devices, self._mesh)
+        arguments = [one for one in lowered.program.arguments if one.kind != "batch"]
 
-    def evaluation(self) -> Callable[[Iterator, int], np.ndarray]:
-        assert self._evaluation is not None
-        lowered, step = self._evaluation
-        state = self.session.trainer.state
-        held = {
-            one.name: self._in_evaluation(one, lowered, state)
-            for one in lowered.program.arguments
-            if one.kind != "batch"
-        }
+        def begin() -> Callable[[Iterator, int], Any]:
+            state = self.session.trainer.state
+            held = {one.name: self._in_evaluation(one, lowered, state) for one in arguments}
+            return partial(self._rows_of, program, held) if of_rows else partial(self._sums_of, program, held)
 
-        def run(batches: Iterator, num_batches: int) -> np.ndarray:
-            rows: list[Any] = []
-            with self._devices.peer_failures(" in the middle of an evaluation"):
-                for number in range(num_batches):
-                    rows.append(step(held, self._batch(next(batches))))
-                    if number >= _AHEAD:
-                        _wait(rows[number - _AHEAD])
-                return _table(rows)
+        return begin
 
-        return run
+    def _sums_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> np.ndarray:
+        rows: list[Any] = []
+        with self._devices.peer_failures(" in the middle of an evaluation"):
+            for number in range(num_batches):
+                rows.append(program(held, self._batch(next(batches))))
+                if number >= _AHEAD:
+                    _wait(rows[number - _AHEAD])
+            return _table(rows)
+
+    def _rows_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> Any:
+        batch = self._batch(next(batches))
+        with self._devices.peer_failures(" in the middle of an evaluation"):
+            result = program(held, batch)
+            _wait(result)
+            return tuple(jax_devices.whole(one) for one in (batch["example"], batch["weight"], result))
 
     def _in_evaluation(self, one: Argument, lowered: Lowered, state: State) -> Any:
         """An argument's value on the devices: what they hold, another one if the evaluation may change it."""
@@ -312,7 +317,9 @@ def _spec(axis: int | None) -> Any:
 
 
 class _Compiled:
-    """The step of all replicas: (held arrays, batch) -> its report; those that it changes are others afterwards.
+    """The step of all replicas: (held arrays, batch) -> its report, or the rows of all replicas.
+
+    The held arrays that it changes are others afterwards.
 
     The new arrays take the memory of the old ones.
     """
@@ -334,6 +341,7 @@ class _Compiled:
             mlir_module_serialized=pod_module.of_partitions(jax_parts.load(), program.stablehlo),
             _get_vjp=None,
         )
+        of_rows = program.results[0].shape != ()
         self._changed = {one.name for one in program.results if one.kind == "variable"}
         kept = {one.name for one in program.arguments if one.kind != "batch"} - self._changed
         specs = [
@@ -347,10 +355,15 @@ class _Compiled:
                 zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True)
             )
             report = [value for one, value in found if one.kind == "report"]
-            return {one.name: value for one, value in found if one.kind == "variable"}, jax.numpy.stack(report)
+            new = {one.name: value for one, value in found if one.kind == "variable"}
+            return new, report[0] if of_rows else jax.numpy.stack(report)
 
         mapped = jax.shard_map(
-            step, mesh=mesh, in_specs=(*specs, _spec(0)), out_specs=(specs[0], _spec(None)), check_vma=False
+            step,
+            mesh=mesh,
+            in_specs=(*specs, _spec(0)),
+            out_specs=(specs[0], _spec(0 if of_rows else None)),
+            check_vma=False,
         )
         self._run = jax.jit(mapped, donate_argnums=0)
 
