@@ -10,7 +10,7 @@ TensorFlow is imported when tensors are written or read, so whoever only asks fo
 from launcher.checkpoints.best import Best
 from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
 from launcher.checkpoints.manifest import DATA, HOST, find_damage
-from launcher.checkpoints.saver import Saver
+from launcher.checkpoints.saver import Saver, Together
 from launcher.checkpoints.store import CheckpointStore
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "CheckpointWriteError",
     "NoWholeCheckpointError",
     "Saver",
+    "Together",
     "find_damage",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,44 @@ import numpy as np
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
+from launcher.machine.array_parts import Part, Range, Source
 from launcher.worker import drill
+
+State = Mapping[str, np.ndarray | Part]
+_PART = "part-{}"
+_LOOK_SECONDS = 0.05  # between two looks whether the others have written their parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Writers:
+    """The processes that write one checkpoint together, each what it has of it; the first commits it.
+
+    Attributes:
+      index, count: which of them this one is.
+      given_up: set when nobody waits for the others any more.
+    """
+
+    index: int
+    count: int
+    given_up: threading.Event
+
+
+def make_room(directory: Path, step: int) -> None:
+    """Makes the folder in which several write the checkpoint of a step, before any of them begins."""
+    directory.mkdir(parents=True, exist_ok=True)
+    sync(directory.parent)
+    _room(directory, step).mkdir(exist_ok=True)
 
 
 def write_checkpoint(
     directory: Path,
     step: int,
-    state: Mapping[str, np.ndarray],
+    state: State,
     metrics: Mapping[str, float],
     run: Mapping[str, Any],
     scaling: Mapping[str, Any] | None,
     before_commit: Callable[[], None],
+    writers: Writers | None = None,
 ) -> None:
     """Writes one checkpoint durably and commits it.
 
@@ -34,29 +64,35 @@ def write_checkpoint(
     arrays must not change meanwhile.
 
     Args: as for `CheckpointStore` and its `save`; a metric that is not finite is recorded as null. An error that
-    `before_commit` raises, when all is written but the commit, leaves nothing behind.
+    `before_commit` raises, when all is written but the commit, leaves nothing behind. `writers` after `make_room`.
 
     Raises:
         CheckpointWriteError: As `CheckpointStore.save`; the half-written folder has been removed.
     """
-    arrays = {name: np.asarray(value) for name, value in state.items()}
+    arrays = {name: value if isinstance(value, Part) else np.asarray(value) for name, value in state.items()}
+    if writers is not None and writers.index:  # what all have alike is for the first of them
+        arrays = {name: value for name, value in arrays.items() if isinstance(value, Part)}
     _check_savable(step, arrays)
     final = directory / folder_name(step)
-    temporary = aside(WRITING, final)
-    needed_bytes = sum(array.nbytes for array in arrays.values())
+    temporary = aside(WRITING, final) if writers is None else _room(directory, step)
+    needed_bytes = sum(_own(array).nbytes for array in arrays.values())
     try:
         if not directory.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
             sync(directory.parent)
-        temporary.mkdir()
+        if writers is None:
+            temporary.mkdir()
         drill.before_write()
-        _write_bundle(temporary / STATE, arrays)
-        files: dict[str, dict[str, Any]] = {}
-        for path in sorted(temporary.iterdir()):
-            sync(path)
-            files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+        name = STATE if writers is None else _PART.format(writers.index)
+        _write_bundle(temporary / name, arrays)
+        files = _durable(temporary.glob(f"{name}.*"))
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
+        if writers is not None:
+            if writers.index:
+                _tell(temporary / f"{name}.json", files)
+                return
+            files = _merged(temporary, writers, files)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": int(step),
@@ -78,10 +114,108 @@ def write_checkpoint(
         sync(final.parent)
         remove(replaced)
     except BaseException as error:
-        remove(temporary)
+        if writers is None or not writers.index:
+            remove(temporary)
+        else:
+            with contextlib.suppress(OSError):
+                _tell(temporary / f"{_PART.format(writers.index)}.json", {"error": str(error)})
         if isinstance(error, OSError):
             raise write_error(f"the checkpoint of step {step}", temporary, needed_bytes, error) from error
         raise
+
+
+def _room(directory: Path, step: int) -> Path:
+    return directory / f"{WRITING}{folder_name(step)}-together"
+
+
+def _tell(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a file that is there when all of it is."""
+    partial = path.with_suffix(".partial")
+    write_durably(partial, json.dumps(content).encode())
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def _own(value: np.ndarray | Part) -> np.ndarray:
+    return value.array if isinstance(value, Part) else value
+
+
+def _durable(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Brings files to the disk; what a manifest says of them, by name."""
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(paths):
+        sync(path)
+        files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+    return files
+
+
+def _merged(folder: Path, writers: Writers, own: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Waits for the parts of the others, and makes one bundle of all; what a manifest says of its files."""
+    import tensorflow as tf
+
+    written = [own]
+    for index in range(1, writers.count):
+        path = folder / f"{_PART.format(index)}.json"
+        while not path.exists():
+            if writers.given_up.wait(_LOOK_SECONDS):
+                raise OSError(errno.EIO, f"worker {index} did not write its part")
+        written.append(json.loads(path.read_bytes()))
+        if "error" in written[-1]:
+            raise OSError(errno.EIO, f"worker {index} could not write its part: {written[-1]['error']}")
+        path.unlink()
+    prefixes = [str(folder / _PART.format(index)) for index in range(writers.count)]
+    # Data files are renamed, in the order of the prefixes; nothing is copied.
+    try:
+        with tf.device(None), tf.device("CPU:0"):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=prefixes, destination_prefix=str(folder / STATE), delete_old_dirs=False
+            )
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message) from error
+    of_data = [about for files in written for name, about in files.items() if ".data-" in name]
+    files = dict(zip((path.name for path in sorted(folder.glob(f"{STATE}.data-*"))), of_data, strict=True))
+    return {**files, **_durable([folder / f"{STATE}.index"])}
+
+
+class StoredArray:
+    """An array of a checkpoint, of which is read what is asked for; a source, see `array_parts`.
+
+    Attributes: shape, dtype (NumPy's name).
+    """
+
+    def __init__(self, folder: Path, name: str, about: Mapping[str, Any]):
+        self._folder, self._name = folder, name
+        self.shape, self.dtype = tuple(about["shape"]), about["dtype"]
+
+    def __call__(self, where: Range | None) -> np.ndarray:
+        """Raises CheckpointReadError."""
+        import tensorflow as tf
+
+        wanted = "" if where is None else _slice(self.shape, where)
+        try:
+            with tf.device(None), tf.device("CPU:0"):
+                (found,) = tf.raw_ops.RestoreV2(
+                    prefix=str(self._folder / STATE),
+                    tensor_names=[self._name],
+                    shape_and_slices=[wanted],
+                    dtypes=[tf.dtypes.as_dtype(self.dtype)],
+                )
+        except tf.errors.OpError as error:
+            raise CheckpointReadError(f"The checkpoint {self._folder} cannot be read: {error.message}") from error
+        return found.numpy()
+
+    def astype(self, dtype: str) -> Source:
+        if dtype == self.dtype:
+            return self
+        import tensorflow as tf
+
+        return lambda where: self(where).astype(tf.dtypes.as_dtype(dtype).as_numpy_dtype)
+
+
+def _slice(shape: Sequence[int], where: Range) -> str:
+    """As TensorFlow's bundles write what of an array of a shape a tensor is."""
+    slices = [f"{where.begin},{where.size}" if axis == where.axis else "-" for axis in range(len(shape))]
+    return f"{' '.join(map(str, shape))} {':'.join(slices)}"
 
 
 def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -106,15 +240,15 @@ def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.nd
         raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
 
 
-def _check_savable(step: int, arrays: Mapping[str, np.ndarray]) -> None:
+def _check_savable(step: int, arrays: State) -> None:
     if step < 0 or not arrays or "" in arrays:
         raise ValueError(f"a checkpoint needs a step >= 0 and named arrays; got step {step}, {list(arrays)[:3]}")
-    refused = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype.kind in "OSUMm"]
+    refused = [f"{name} ({_own(one).dtype})" for name, one in arrays.items() if _own(one).dtype.kind in "OSUMm"]
     if refused:
         raise TypeError(f"a checkpoint holds numbers and booleans, not {shorten(refused)}")
 
 
-def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_bundle(prefix: Path, arrays: State) -> None:
     import tensorflow as tf
 
     from launcher.machine.host_arrays import shared_tensor
@@ -125,8 +259,10 @@ def _write_bundle(prefix: Path, arrays: Mapping[str, np.ndarray]) -> None:
             tf.raw_ops.SaveV2(
                 prefix=str(prefix),
                 tensor_names=list(arrays),
-                shape_and_slices=[""] * len(arrays),
-                tensors=[shared_tensor(array) for array in arrays.values()],
+                shape_and_slices=[
+                    _slice(one.shape, one.where) if isinstance(one, Part) else "" for one in arrays.values()
+                ],
+                tensors=[shared_tensor(_own(one)) for one in arrays.values()],
             )
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error

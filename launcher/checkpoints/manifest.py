@@ -18,6 +18,7 @@ import numpy as np
 
 from launcher.checkpoints.errors import read_error
 from launcher.machine import regular_file
+from launcher.machine.array_parts import Part
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -148,9 +149,10 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def described(array: np.ndarray) -> dict[str, Any]:
+def described(array: np.ndarray | Part) -> dict[str, Any]:
     """What the manifest says of one tensor."""
-    return {"shape": list(array.shape), "dtype": array.dtype.name}
+    values = array.array if isinstance(array, Part) else array
+    return {"shape": list(array.shape), "dtype": values.dtype.name}
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:

@@ -7,15 +7,23 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from launcher.checkpoints.best import Best
+from launcher.checkpoints.bundle import State, Writers
 from launcher.checkpoints.errors import CheckpointWriteError
 from launcher.checkpoints.store import CheckpointStore
 
 ON_ERROR = ("stop", "continue")
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Those that write a state together: which this one is, how many, and whether any of them says so."""
+
+    index: int
+    count: int
+    any: Callable[[bool], bool]
 
 
 class Saver:
@@ -33,6 +41,8 @@ class Saver:
         best: What the run has to beat.
         may_write: Called by `check`; raises when this run must not write any more.
         saved: Takes the step of each checkpoint that is whole; called in the caller's thread.
+        together: The workers that each write their own parts of a state, all of which call `save` after the same steps,
+            and which of them this is; None where the chief writes all.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class Saver:
         best: Best | None = None,
         may_write: Callable[[], None] = lambda: None,
         saved: Callable[[int], None] = lambda step: None,
+        together: Together | None = None,
     ):
         self._store, self._asynchronous = store, asynchronous
         self._goes_on = on_error == "continue"
@@ -53,6 +64,7 @@ class Saver:
         self._write: _Write | None = None
         self._saved_step: int | None = None
         self._failed: CheckpointWriteError | None = None
+        self._together, self._given_up = together, threading.Event()
 
     @property
     def best(self) -> Best | None:
@@ -62,7 +74,7 @@ class Saver:
     def save(
         self,
         step: int,
-        snapshot: Callable[[], Mapping[str, np.ndarray]],
+        snapshot: Callable[[], State],
         *,
         metrics: Mapping[str, float] | None = None,
         best: Best | None = None,
@@ -79,14 +91,23 @@ class Saver:
         Raises:
             CheckpointWriteError: This or the write before failed, and failures stop the run.
         """
-        if not self._store.is_chief:
+        together, chief = self._together, self._store.is_chief
+        if not chief and together is None:
             self._best = best or self._best
             return
         self._settle()
-        if step == self._saved_step and best is None:
+        is_new = step != self._saved_step or best is not None
+        if together is None and not is_new:
             return
         self._best = best or self._best
-        self._write = _Write(self._store, step, snapshot(), metrics or {}, best)
+        writers, state = None, snapshot()
+        if together is not None:
+            # Where the chief has made room, all write.
+            if together.any(chief and is_new and self._store.make_room(step, state)):
+                writers = Writers(together.index, together.count, self._given_up)
+            elif not (chief and is_new):
+                return
+        self._write = _Write(self._store, step, state, metrics or {}, best, writers)
         if self._asynchronous:
             self._write.start()
         else:
@@ -109,6 +130,7 @@ class Saver:
         """Waits for the write under way, for when another error ends the run; its own failure is a warning then."""
         if self._write is None:
             return
+        self._given_up.set()
         self._write.wait()
         if self._write.error is not None:
             _logger.warning("%s", self._write.error)
@@ -123,7 +145,8 @@ class Saver:
         self._write = None
         if write.saved:
             self._saved_step = write.step
-            self._saved(write.step)
+            if self._store.is_chief:
+                self._saved(write.step)
         self._failed = write.error if isinstance(write.error, CheckpointWriteError) else None
         if write.error is None:
             self._best_on_disk = write.best or self._best_on_disk
@@ -140,9 +163,10 @@ class _Write(threading.Thread):
 
     store: CheckpointStore
     step: int
-    state: Mapping[str, np.ndarray]
+    state: State
     metrics: Mapping[str, float]
     best: Best | None
+    writers: Writers | None
     saved: bool = False
     error: BaseException | None = None
 
@@ -152,7 +176,7 @@ class _Write(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.store.save(self.step, self.state, metrics=self.metrics)
+            self.store.save(self.step, self.state, metrics=self.metrics, writers=self.writers)
             self.saved = True
             if self.best is not None:
                 # Only now: a record of the best must never name a checkpoint that is not there.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from launcher.checkpoints.best import Best, forget_best, read_best, write_best, write_record
-from launcher.checkpoints.bundle import read_checkpoint, write_checkpoint
+from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import DATA, HOST, Damage, find_damage, folder_name, is_complete, read_manifest
@@ -70,7 +70,14 @@ class CheckpointStore:
         self.run, self._scaling = dict(run or {}), scaling
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
-    def save(self, step: int, state: Mapping[str, np.ndarray], *, metrics: Mapping[str, float] | None = None) -> str:
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        writers: Writers | None = None,
+    ) -> str:
         """Saves `state` as the checkpoint of `step`, retires those that are no longer kept, and returns its folder.
 
         A whole checkpoint of this step with arrays of the same names is left as it is; a damaged one is moved aside for
@@ -79,29 +86,48 @@ class CheckpointStore:
         Args:
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
             metrics: Recorded in the manifest for people.
+            writers: Those that write their parts of the state together, after `make_room`.
 
         Raises:
             CheckpointWriteError: The disk is full or may not be written; nothing older is lost.
             CheckpointReadError: What is there already cannot be read.
         """
         folder = self._folder(step)
-        if not self.is_chief:
+        if writers is None and not (self.is_chief and self._may_write(step, state)):
             return str(folder)
+        write_checkpoint(
+            self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write, writers
+        )
+        if self.is_chief:
+            self._whole[step] = True
+            self._retire()
+        return str(folder)
+
+    def make_room(self, step: int, state: State) -> bool:
+        """Whether several are to write the checkpoint of a step; for the chief, before any of them begins."""
+        wanted = self._may_write(step, state)
+        if wanted:
+            try:
+                make_room(self._directory, step)
+            except OSError as error:
+                raise write_error(f"the checkpoint of step {step}", self._directory, 0, error) from error
+        return wanted
+
+    def _may_write(self, step: int, state: State) -> bool:
+        """Clears the way for a checkpoint; False where it is there, whole and with arrays of the same names."""
         self.before_write()
+        folder = self._folder(step)
         if folder.exists():
             damage = find_damage(folder)
             if damage is None and self.manifest(step)["tensors"].keys() == state.keys():
-                return str(folder)
+                return False
             if damage is not None:
                 _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
-        # What a killed writer left half-done; the chief is the only writer, so nobody is at work there.
+        # What a killed writer left half-done; only the chief has others write, so nobody is at work there.
         for prefix in (WRITING, DELETING):
             for path in self._directory.glob(f"{prefix}*"):
                 remove(path)
-        write_checkpoint(self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write)
-        self._whole[step] = True
-        self._retire()
-        return str(folder)
+        return True
 
     def steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, ascending; contents are not verified (`latest` does)."""
@@ -236,6 +262,11 @@ class CheckpointStore:
         """
         tensors = self.manifest(step)["tensors"]
         return read_checkpoint(self._folder(step), {name: tensors[name] for name in tensors if wanted(name)})
+
+    def stored(self, step: int, wanted: Callable[[str], bool]) -> dict[str, StoredArray]:
+        """The same arrays, each read when it is due, or a stretch of it."""
+        tensors = self.manifest(step)["tensors"]
+        return {name: StoredArray(self._folder(step), name, tensors[name]) for name in tensors if wanted(name)}
 
     def manifest(self, step: int) -> dict[str, Any]:
         """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, scaling, files, tensors.

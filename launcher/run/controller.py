@@ -15,6 +15,7 @@ import numpy as np
 
 from launcher.checkpoints import HOST, Best, Saver
 from launcher.errors import Preempted, TrainingError, UsageError, advice, notebook
+from launcher.machine.array_parts import Part
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action, Event
@@ -88,7 +89,7 @@ class Controller:
         # What changes the state that a checkpoint holds is either a loop of steps, or between two of them. `leave`
         # saves from another thread where `_held` gives that state, and nothing but an evaluation goes on.
         self._lock = threading.RLock()
-        self._held: Callable[[], dict[str, np.ndarray]] | None = None
+        self._held: Callable[[], dict[str, np.ndarray | Part]] | None = None
         self._is_answered = False
         self.has_trained = False  # whether there is something that the checkpoints do not have
 
@@ -160,7 +161,7 @@ class Controller:
             again = "the same command goes on from the last checkpoint"
             if not self.has_trained:
                 return f"asked to stop: nothing trained yet that is to be saved; {again}"
-            if self._held is None:
+            if self._held is None or self._trainer.state.is_written_together:
                 patience = max(_LEAVE_AFTER_SECONDS, 2 * self._loop.seconds)
                 if seconds < patience:
                     return None
@@ -226,8 +227,13 @@ class Controller:
 
     def evaluate(self, last: bool = True) -> Event:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
-        held = self._state_to_hold()
-        self._trainer.bring_home()
+        acts = any(action.acts_before_evaluation for action in self._actions)
+        at_home = acts or self._evaluator.needs_variables(last)
+        held = self._state_to_hold(at_home and (acts or self._recipe.evaluate_ema))
+        if at_home:
+            self._trainer.bring_home()
+        else:
+            self._trainer.take_state()
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = self._trainer.state.averaged() if self._recipe.evaluate_ema else contextlib.nullcontext()
@@ -247,16 +253,16 @@ class Controller:
             action.on_evaluation(event)
         return event
 
-    def _state_to_hold(self) -> Callable[[], dict[str, np.ndarray]]:
-        """What gives the state from which the evaluation that is about to be made is made again."""
-        host = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}
-        changes = self._recipe.evaluate_ema or any(action.acts_before_evaluation for action in self._actions)
-        if not self.has_trained or not (self._trainer.state.snapshots_together or changes):
-            return lambda: {**self._trainer.state.snapshot(), **host}
-        weights = self._trainer.state.snapshot()  # in the middle of the evaluation they could not be had
+    def _state_to_hold(self, changes: bool) -> Callable[[], dict[str, np.ndarray | Part]]:
+        """What gives the state from which an evaluation is made again that is about to be made, and may change it."""
+        host, state = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}, self._trainer.state
+        together = state.snapshots_together and not state.is_written_together
+        if not self.has_trained or not (together or changes):
+            return lambda: {**state.to_write(), **host}
+        weights = state.to_write()  # in the middle of the evaluation they could not be had
         return lambda: {**weights, **host}
 
-    def _hold(self, state: Callable[[], dict[str, np.ndarray]] | None) -> None:
+    def _hold(self, state: Callable[[], dict[str, np.ndarray | Part]] | None) -> None:
         with self._lock:
             self._held = state
 
@@ -342,15 +348,15 @@ class Controller:
     def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
         with self._lock, self._phase("checkpoint"):
             self._reporter.flush()
-            snapshot = self._held or self._snapshot
-            if self._trainer.state.snapshots_together:  # also where the saver would not call it
+            snapshot, mine = self._held or self._snapshot, self._trainer.state
+            if mine.snapshots_together and not mine.is_written_together:  # also where the saver would not call it
                 state = snapshot()
                 snapshot = lambda: state  # noqa: E731
             self._saver.save(step, snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
-    def _snapshot(self) -> dict[str, np.ndarray]:
-        return {**self._trainer.state.snapshot(), **self._of_host()}
+    def _snapshot(self) -> dict[str, np.ndarray | Part]:
+        return {**self._trainer.state.to_write(), **self._of_host()}
 
     def _of_host(self) -> dict[str, np.ndarray]:
         state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}

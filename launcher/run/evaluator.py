@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +14,6 @@ import tensorflow as tf
 from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Shard, rows_of_replica
 from launcher.errors import UsageError
-from launcher.machine import xla
 from launcher.machine.no_autograph import call_converted
 from launcher.run.actions.base import Action
 from launcher.run.loop import Loop
@@ -34,10 +35,12 @@ class Evaluator:
     def __init__(
         self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan, engine: Engine | None = None
     ):
-        self._strategy, self._model, self._engine = strategy, model, engine
+        self._strategy, self._model = strategy, model
         self._task: Task = plan.recipe.task
         self._data = plan.data
-        self._global_batch_size = plan.eval_batch_size
+        self._global_batch_size = size = plan.eval_batch_size
+        make, rows = self._data.eval_batches, partial(rows_of_replica, self._data, size)
+        self._on_devices = _OnDevices(engine, "evaluation", make, self._sums_of_engine, size=size, rows=rows)
         self._loss_chunks = plan.loss_chunks
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
@@ -48,7 +51,18 @@ class Evaluator:
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
         self._sample_batch: Batch | None = None
-        self._decoding = DecodingEvaluator(strategy, model, plan) if isinstance(self._task, Decodes) else None
+        self._decoding = DecodingEvaluator(strategy, model, plan, engine) if isinstance(self._task, Decodes) else None
+
+    def needs_variables(self, last: bool) -> bool:
+        """Whether an evaluation looks at TensorFlow's variables, and not only at what an engine's devices hold.
+
+        With parts of weights on the devices there are no samples, as nobody would put the whole together for them.
+        """
+        self.notes = []
+        on_devices = self._on_devices.is_possible(self.notes)
+        if self._decoding is not None and self._decoding.is_due(last):
+            on_devices = on_devices and self._decoding.on_devices.is_possible(self.notes)
+        return not on_devices or (isinstance(self._task, ShowsSamples) and not self._on_devices.has_parts)
 
     def evaluate(
         self,
@@ -56,7 +70,7 @@ class Evaluator:
         agree: Callable[[float], float] = lambda seconds: 0.0,
         told: Sequence[Action] = (),
     ) -> dict[str, float]:
-        """Evaluates the current weights.
+        """Evaluates the current weights, after `needs_variables`.
 
         Args:
           last: whether this is the evaluation after the last step; tasks may do more then.
@@ -72,7 +86,6 @@ class Evaluator:
         num_examples = self._data.num_eval_examples
         if not num_examples:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
-        self.notes = []
         batches, run = self._begin()
         tables: list[np.ndarray] = []
         steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
@@ -97,15 +110,9 @@ class Evaluator:
 
     def _begin(self) -> tuple[Iterator, Callable[[Iterator, int], np.ndarray]]:
         """The batches of an evaluation, and what gives the sums of the next ones with the current weights."""
+        if self._on_devices.is_possible(self.notes):
+            return self._on_devices.begin()
         make, size = self._data.eval_batches, self._global_batch_size
-        if self._engine is not None:
-            try:
-                rows = rows_of_replica(self._data, size, self._engine.num_replicas)
-                self._batches = self._batches or self._engine.distribute(make, global_batch_size=size, rows=rows)
-                return iter(self._batches), self._engine.evaluation(self._sums_of_engine, self._batches)
-            except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
-                self._engine = self._batches = None
-                self.notes.append(f"evaluation runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
         if self._batches is None:
             rows = rows_of_replica(self._data, size, self._strategy.num_replicas_in_sync)
             self._batches = distribute_batches(self._strategy, make, global_batch_size=size, rows=rows)
@@ -126,7 +133,8 @@ class Evaluator:
     def samples(self) -> Sequence[tuple[str, str, str]]:
         """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on a TPU's cores, and what is computed eagerly is not.
-        if not isinstance(self._task, ShowsSamples) or isinstance(self._strategy, tf.distribute.TPUStrategy):
+        away = isinstance(self._strategy, tf.distribute.TPUStrategy) or self._on_devices.hold_state
+        if not isinstance(self._task, ShowsSamples) or away:
             return self._samples
         if self._sample_batch is None:
             count = min(self._task.num_samples, self._data.num_eval_examples or 0)
@@ -147,8 +155,7 @@ class Evaluator:
         return gradients.reduce_sum([self._forward(batch)])[0]
 
     def _sums_of_engine(self, batch: Batch) -> tf.Tensor:
-        with xla.compiling(True):
-            return gradients.reduce_sum([self._sums(batch)])[0]
+        return gradients.reduce_sum([self._sums(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
         parts = activity_penalties(self._model, num_replicas())
@@ -160,34 +167,101 @@ class Evaluator:
         return tf.concat([[loss], [weight], *flat], axis=0)
 
 
+class _OnDevices:
+    """What an engine's devices do with batches and the weights, where there is an engine and they can.
+
+    Args:
+      what: of an evaluation, for people.
+      rows: of each of so many replicas' batches, see `Shard`.
+      function, of_rows: see `Engine.forward`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        what: str,
+        make: Callable[[Shard], tf.data.Dataset],
+        function: Callable[[Batch], tf.Tensor],
+        *,
+        size: int,
+        rows: Callable[[int], int] = lambda num_replicas: 0,
+        of_rows: bool = False,
+    ):
+        self._engine, self._what, self._make, self._function = engine, what, make, function
+        self._size, self._rows, self._of_rows = size, rows, of_rows
+        self._made: tuple[Iterable, Callable[[], Callable[[Iterator, int], Any]]] | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether each device has parts of the weights."""
+        return self._engine is not None and self._engine.first_values is not None
+
+    @property
+    def hold_state(self) -> bool:
+        return self._engine is not None and self._engine.holds
+
+    def is_possible(self, notes: list[str]) -> bool:
+        """Whether they do it; the first time that they cannot, `notes` get why."""
+        if self._engine is not None and self._made is None:
+            engine, size = self._engine, self._size
+            batches = engine.distribute(self._make, global_batch_size=size, rows=self._rows(engine.num_replicas))
+            try:
+                self._made = batches, engine.forward(self._function, batches, of_rows=self._of_rows)
+            except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
+                self._engine = None
+                notes.append(f"{self._what} runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
+        return self._engine is not None
+
+    def begin(self) -> tuple[Iterator, Callable[[Iterator, int], Any]]:
+        """The batches from the first one, and what runs the next ones with the weights as they are now."""
+        assert self._made is not None
+        batches, take_weights = self._made
+        return iter(batches), take_weights()
+
+
 class DecodingEvaluator:
     """Evaluates what the model writes: each replica decodes its own examples, every worker scores all outputs."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan, engine: Engine | None = None
+    ):
         self._strategy, self._model = strategy, model
         self._task: Decodes = plan.recipe.task
-        self._global_batch_size = plan.eval_batch_size
+        self._global_batch_size = size = plan.eval_batch_size
+        make = self._task.decode_batches
+        self.on_devices = _OnDevices(engine, "decoding", make, self._outputs, size=size, of_rows=True)
         self._generate = _compiled(self._outputs, plan)
         self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
         self._batches: tf.distribute.DistributedDataset | None = None
 
+    def is_due(self, last: bool) -> bool:
+        """Whether there is something to decode."""
+        return bool(self._task.num_decode_examples(last))
+
     def evaluate(self, last: bool, agree: Callable[[float], float]) -> Score | None:
         """Decodes and scores with the current weights, as `Evaluator.evaluate`; None if there is nothing to decode."""
-        count = self._task.num_decode_examples(last)
-        if not count:
+        if not self.is_due(last):
             return None
-        if self._batches is None:
-            self._batches = distribute_batches(
-                self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
-            )
-        batches, parts = iter(self._batches), []
+        count = self._task.num_decode_examples(last)
+        batches, run = self._begin()
+        parts = []
         for _ in range(math.ceil(count / self._global_batch_size)):
             agree(0.0)
-            parts.append(self._run_batch(next(batches)))
+            parts.append(run(batches))
         examples, weight, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
         real = np.flatnonzero(weight > 0)
         order = real[np.argsort(examples[real])]
         return self._task.score(examples[order], outputs[order])
+
+    def _begin(self) -> tuple[Iterator, Callable[[Iterator], tuple[Any, ...]]]:
+        if self.on_devices.is_possible([]):
+            batches, run = self.on_devices.begin()
+            return batches, lambda batches: run(batches, 1)
+        if self._batches is None:
+            self._batches = distribute_batches(
+                self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
+            )
+        return iter(self._batches), lambda batches: self._run_batch(next(batches))
 
     def _run_batch_in_graph(self, batch: Batch) -> tuple[tf.Tensor, ...]:
         outputs = self._strategy.run(self._on_replica, args=(batch,))

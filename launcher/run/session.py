@@ -61,7 +61,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     if not recipe.task.has_model:
         keras.utils.clear_session(free_memory=plan.strategy.accelerator != "cpu")
     notes: list[str] = []
-    with initial_values.scope(strategy):
+    with initial_values.scope(strategy, None if engine is None else engine.first_values):
         model = build_model(plan, notes.append)
         if recipe.task.step_assigns is not None:
             own_step_limits.check(plan)

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.checkpoints import DATA, Best, CheckpointStore, Saver
+from launcher.checkpoints import DATA, Best, CheckpointStore, Saver, Together
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
@@ -198,9 +198,10 @@ class _Run:
                 while (rewind := underway.train()) is not None:
                     underway = self._go_on(self._go_back(restored, rewind), stop, lasting)
                     underway.controller.prepare()
+        if self._plan.recipe.task.has_model:  # which is the caller's, and is to have what it has learnt
+            restored.built.trainer.bring_home()
         if self._is_chief and self._plan.recipe.checkpoints.save_model != "none":
             with self._stopwatch.phase("checkpoint"):
-                restored.built.trainer.bring_home()
                 note = self._order.save_model(restored.built.model, restored.store)
             self._reporter.note(note)
 
@@ -292,6 +293,7 @@ class _Run:
 
     def _go_on(self, restored: _Restored, stop: StopRequest, lasting: Sequence[Action]) -> _Underway:
         checkpoints, start = self._plan.recipe.checkpoints, restored.start
+        cluster, trainer = self._plan.cluster, restored.built.trainer
         saver = Saver(
             restored.store,
             asynchronous=checkpoints.asynchronous,
@@ -300,6 +302,9 @@ class _Run:
             best=start.best,
             may_write=self._held.check,
             saved=self._attempt.saved,
+            together=Together(cluster.index, cluster.num_workers, trainer.workers.any)
+            if trainer.state.is_written_together
+            else None,
         )
         self._actions = [*lasting, *self._restored_actions(restored.built, start)]
         controller = Controller(

@@ -49,7 +49,7 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
         return f"{MODEL_FILE} was not written: there is no checkpoint in {model_dir}"
     chosen = weights.read(store, step, model, averaged=averaged)
     of = f"the weights of step {step}{' (averaged)' if chosen.averaged else ''}"
-    with weights.in_place(model, chosen.arrays):
+    with weights.saved_in_place(model, chosen.arrays):
         try:
             _written(os.path.join(model_dir, MODEL_FILE), lambda path: save_keras(model, path, which, chosen))
             return f"{MODEL_FILE} holds the model with {of}"

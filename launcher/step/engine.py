@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Batch, Shard
+from launcher.machine.array_parts import Part
+from launcher.step.initial_values import FirstValues
 from launcher.step.workers import Workers
 
 
@@ -23,11 +25,15 @@ class Engine(Protocol):
       num_replicas: of all processes.
       workers: the processes, to be asked between two loops.
       holds: whether the state is on the engine's devices.
+      first_values: of the weights of which each device has a part; None where each has all.
+      averages: by the name of a weight that an evaluation is to take the average of, the average's name.
     """
 
     num_replicas: int
     workers: Workers
     holds: bool
+    first_values: FirstValues | None
+    averages: Mapping[str, str]
 
     def distribute(
         self,
@@ -47,25 +53,35 @@ class Engine(Protocol):
     def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
         """float32 [steps, numbers of a report + 1]: the report of each step, and how long it waited for its batch."""
 
-    def evaluation(
-        self, sums: Callable[[Batch], tf.Tensor], batches: Iterable
-    ) -> Callable[[Iterator, int], np.ndarray]:
-        """What gives the sums of so many batches, float32 [batches, n], with the weights that TensorFlow's variables
-        have now.
+    def forward(
+        self, function: Callable[[Batch], tf.Tensor], batches: Iterable, *, of_rows: bool
+    ) -> Callable[[], Callable[[Iterator, int], Any]]:
+        """Makes the program of an evaluation, and runs nothing.
 
         Args:
-          sums: float32 [n] over all replicas, of one replica's batch; in replica context.
+          function: of one replica's batch, in replica context: float32 [n], sums over all replicas; or of its rows.
           batches: of `distribute`.
+
+        Returns:
+          What takes the weights that the state has now, wherever it is, and returns what gives the sums of so many
+          batches, float32 [batches, n]; of rows, of one batch its "example", its "weight" and the result, of all
+          replicas.
 
         Raises:
           UsageError: the devices cannot run it.
         """
 
+    def take_state(self) -> None:
+        """Puts the state on the devices, array by array, unless it is there."""
+
     def value(self, name: str) -> np.ndarray:
         """The whole value that the devices hold of a variable, by its name in a checkpoint; a copy."""
+
+    def own(self, name: str) -> np.ndarray | Part:
+        """What this process's devices hold of it; a copy."""
 
     def put(self, name: str, value: np.ndarray) -> None:
         """Sets what the devices hold of a variable."""
 
-    def bring_home(self) -> None:
-        """Puts all values that the devices hold into TensorFlow's variables, and forgets them."""
+    def bring_home(self, but: Collection[str] = ()) -> None:
+        """Puts all values that the devices hold into TensorFlow's variables, but for those, and forgets them."""

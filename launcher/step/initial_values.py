@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from launcher.machine import host_arrays
+from launcher.optimizers.weight_shards import shard_of
 
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
+
+FirstValues = dict[int, Callable[[], np.ndarray]]
+"""What makes the first value of variables that have none yet, by the ids of TensorFlow's variables."""
 
 
 @contextlib.contextmanager
@@ -38,14 +45,33 @@ def are_left_out() -> bool:
 
 
 @contextlib.contextmanager
-def scope(strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """`strategy.scope()`, in which this process's CPU computes first values for a TPU, unless they are left out."""
+def scope(strategy: tf.distribute.Strategy, later: FirstValues | None = None) -> Iterator[None]:
+    """`strategy.scope()`, in which this process's CPU computes first values for a TPU, unless they are left out.
+
+    Args:
+      later: takes what makes the first values of large variables, which have none before, and take no memory; where
+        that gives the same bits whenever it is called.
+    """
     creator = _from_host if isinstance(strategy, tf.distribute.TPUStrategy) else None
     creator = _without_value if are_left_out() else creator
+    if later is not None:
+        creator = functools.partial(_with_value_later, later)
     with strategy.scope(), contextlib.ExitStack() as inside:
         if creator is not None:
             inside.enter_context(tf.variable_creator_scope(creator))
         yield
+
+
+def settle(later: FirstValues, model: keras.Model, shards: int) -> None:
+    """Gives variables their first values, all but weights that are divided into so many shards."""
+    divided = {id(one.value) for one in model.trainable_variables if shard_of(one, shards) is not None}
+    for variable in [one.value for one in model.variables if id(one.value) in later.keys() - divided]:
+        variable.assign(later.pop(id(variable))())
+
+
+def forget(variable: tf.Variable) -> None:
+    """Has a variable no value, and take no memory, as one of `later` does."""
+    variable.assign(_unwritten(variable))
 
 
 def _from_host(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -58,9 +84,57 @@ def _from_host(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Va
 
 
 def _without_value(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-    value, dtype = kwargs["initial_value"], kwargs.get("dtype")
-    with tf.Graph().as_default() if callable(value) else contextlib.nullcontext():
-        found = tf.convert_to_tensor(value() if callable(value) else value, dtype=dtype)
-    if found.shape.is_fully_defined() and found.shape.num_elements() > _LARGE:
-        kwargs["initial_value"] = host_arrays.shared_tensor(np.empty(found.shape, found.dtype.as_numpy_dtype))
+    found = _traced(**kwargs)
+    if _is_large(found):
+        kwargs["initial_value"] = _unwritten(found)
     return next_creator(**kwargs)
+
+
+def _with_value_later(later: FirstValues, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+    if not callable(value):
+        return next_creator(**kwargs)
+    drawn = _numbers_drawn()
+    found = _traced(**kwargs)
+    is_another = _numbers_drawn() != drawn  # of Python's and NumPy's generators, of which the next call is another
+    random.setstate(drawn[0])
+    np.random.set_state(drawn[1])
+    if is_another or not _is_large(found) or not all(map(_is_repeatable, found.graph.get_operations())):
+        return next_creator(**kwargs)
+    kwargs["initial_value"] = _unwritten(found)
+    variable = next_creator(**kwargs)
+    later[id(variable)] = functools.partial(_made, value, dtype)
+    return variable
+
+
+def _made(value: Callable[[], Any], dtype: Any) -> np.ndarray:
+    with tf.init_scope(), tf.device(None), tf.device("CPU:0"):
+        return tf.convert_to_tensor(value(), dtype=dtype).numpy()
+
+
+def _traced(**kwargs: Any) -> tf.Tensor:
+    """What a variable begins with, of which nothing is computed."""
+    value = kwargs["initial_value"]
+    with tf.Graph().as_default() if callable(value) else contextlib.nullcontext():
+        return tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
+
+
+def _is_large(tensor: tf.Tensor) -> bool:
+    return tensor.shape.is_fully_defined() and tensor.shape.num_elements() > _LARGE
+
+
+def _unwritten(like: tf.Tensor | tf.Variable) -> tf.Tensor:
+    return host_arrays.shared_tensor(np.empty(like.shape, like.dtype.as_numpy_dtype))
+
+
+def _numbers_drawn() -> tuple[Any, Any]:
+    """The states of the generators that a program may draw from besides TensorFlow's, to be compared."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), (kind, tuple(keys), *rest)
+
+
+def _is_repeatable(operation: tf.Operation) -> bool:
+    """Whether it gives the same whenever it runs; a large constant may be from a generator of the program's own."""
+    if operation.type == "Const":
+        return not _is_large(operation.outputs[0])
+    return not operation.op_def.is_stateful

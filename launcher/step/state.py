@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.machine.array_parts import Part, Source, value_of, whole_of
 from launcher.machine.no_autograph import call_converted
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.weight_shards import WeightShard
@@ -71,7 +72,7 @@ class Counters:
 class State:
     """All that a resumed run needs of a trainer; the copies in shards of weights get their first values here.
 
-    With an engine, what has a shard of a weight's shape is kept whole beside the variable, which is never read then.
+    With an engine, values of what its devices have in parts are made beside the variables, each when it is due.
 
     Attributes:
       scaling: what a checkpoint says of the loss scale, whose state is another one's where any of this differs.
@@ -90,18 +91,19 @@ class State:
         engine: Engine | None = None,
     ):
         self._engine = engine
-        self._beside: dict[int, np.ndarray] = {}
+        self._sources: dict[int, Source] = {}
         self._strategy, self._workers, self._loss_scale = strategy, workers, loss_scale
         self._model, self._optimizer, self._ema, self._counters = model, optimizer, ema, counters
         self.scaling = precision.recorded(keras.config.dtype_policy().name, loss_scale)
         self._shards = {id(held): shard for held, shard in [*optimizer.slot_shards, *ema.shards]}
         self._replicas = _local_replicas(strategy) if self._shards else []
         self._gather = on_replicas(strategy, _stack_of_replicas)
-        for slot, weight in optimizer.copies():
-            if self.shard_of(slot) is not None:  # which Keras could not copy
-                self._put(slot, weight.numpy())
-        for average, shard in [] if initial_values.are_left_out() else ema.shards:
-            self._put(average, shard.whole.numpy().astype(np.float32))
+        self._later = {} if engine is None else dict(engine.first_values or {})
+        self._sources |= {key: whole_of(make) for key, make in self._later.items()}
+        copies = [(slot, weight) for slot, weight in optimizer.copies() if self.shard_of(slot) is not None]
+        copies += [] if initial_values.are_left_out() else [(average, shard.whole) for average, shard in ema.shards]
+        for copy, weight in copies:  # which Keras could not copy
+            self._put(copy, _cast(self._source(weight), tf.dtypes.as_dtype(copy.dtype).as_numpy_dtype))
 
     def variables(self) -> dict[str, tf.Variable | keras.Variable]:
         """Everything a resumed run needs, by the name it has in a checkpoint."""
@@ -153,10 +155,30 @@ class State:
         """Of which shard of a weight a replica's copy of the variable is the state; None where all copies are equal."""
         return self._shards.get(id(variable))
 
+    def names_of_parts(self) -> set[str]:
+        """Of what an engine's devices have in parts, whose values are to be sources."""
+        if self._engine is None:
+            return set()
+        weights = [] if self._engine.first_values is None else self._optimizer.shards
+        parts = self._shards.keys() | {id(shard.whole) for shard in weights if shard is not None}
+        return {name for name, one in self.variables().items() if id(one) in parts}
+
     @property
     def snapshots_together(self) -> bool:
         """Whether all workers have to call `snapshot` together, because each holds a shard of the state."""
         return bool(self._shards) and self._workers.are_several
+
+    @property
+    def is_written_together(self) -> bool:
+        """Whether each process writes its own parts of a checkpoint."""
+        return self._engine is not None and self.snapshots_together
+
+    def to_write(self) -> dict[str, np.ndarray | Part]:
+        """What this process writes of a checkpoint: all of a snapshot, or its own parts."""
+        if self._engine is None or not self.is_written_together:
+            return dict(self.snapshot())
+        self._engine.take_state()
+        return {name: self._engine.own(name) for name in self.variables()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """The state as host arrays, copied: training may go on while they are written.
@@ -166,6 +188,17 @@ class State:
         if self._engine is not None and self._engine.holds:
             return {name: self._engine.value(name) for name in self.variables()}
         return {name: self._whole(variable) for name, variable in self.variables().items()}
+
+    def sources(self) -> dict[str, Source]:
+        """What makes the values, by their names; each is made, or copied, when it is asked for."""
+        return {name: self._source(variable) for name, variable in self.variables().items()}
+
+    def let_go(self) -> None:
+        """Forgets the values, as an engine's devices hold them."""
+        self._sources.clear()
+        for variable in self._model.trainable_variables:
+            if id(variable.value) in self._later:
+                initial_values.forget(variable.value)
 
     def value(self, name: str, variable: tf.Variable) -> np.ndarray:
         """What a variable that is no shard has after the last step; `name` is the one it has in a checkpoint."""
@@ -177,10 +210,9 @@ class State:
             value = variable if isinstance(variable, tf.Variable) else variable.value
             # The tensor shares the variable's memory, of which `numpy` makes the one copy.
             return np.asarray(tf.convert_to_tensor(value).numpy())
-        copies = self._copies(variable)
         if self._engine is not None:
-            alike = np.concatenate([copies[0].numpy()] * shard.count, shard.axis)  # as optimizers begin with
-            return self._beside.get(id(variable), alike)
+            return self._source(variable)(None)
+        copies = self._copies(variable)
         if not self._workers.are_several:
             return np.concatenate([one.numpy() for one in copies], shard.axis)
         first = self._replicas[0]
@@ -190,13 +222,24 @@ class State:
         stacked = self._strategy.experimental_local_results(self._gather(mine))[0].numpy()
         return np.concatenate(list(stacked), shard.axis)
 
-    def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray) -> None:
-        shard = self.shard_of(variable)
-        if shard is None:
-            variable.assign(value)
+    def _source(self, variable: tf.Variable | keras.Variable) -> Source:
+        """What makes a variable's value, on whatever it is beside the variable."""
+        value = variable if isinstance(variable, tf.Variable) else variable.value
+        if (found := self._sources.get(id(value))) is not None:
+            return found
+        if self._engine is not None and (shard := self.shard_of(variable)) is not None:
+            one = self._copies(variable)[0]
+            return whole_of(lambda: np.concatenate([one.numpy()] * shard.count, shard.axis))  # as optimizers begin with
+        return whole_of(lambda: self._whole(variable))
+
+    def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray | Source) -> None:
+        shard, key = self.shard_of(variable), id(variable if isinstance(variable, tf.Variable) else variable.value)
+        if callable(value) or (shard is not None and self._engine is not None):
+            self._sources[key] = value if callable(value) else value_of(value)
             return
-        if self._engine is not None:
-            self._beside[id(variable)] = value
+        if shard is None:
+            self._sources.pop(key, None)
+            variable.assign(value)
             return
         for replica, one in zip(self._replicas, self._copies(variable), strict=True):
             one.assign(shard.of_replica(value, replica))
@@ -225,6 +268,14 @@ class State:
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside the block the model has the averaged weights, as `MovingAverage.in_place_of_weights` has it."""
+        if self._engine is not None and self._engine.holds:
+            names = {id(variable): name for name, variable in self.variables().items()}
+            self._engine.averages = {names[id(source)]: names[id(one)] for source, one in self._ema.variables}
+            try:
+                yield
+            finally:
+                self._engine.averages = {}
+            return
         if self._engine is None or not self._ema.shards:
             with self._ema.in_place_of_weights(self._strategy):
                 yield
@@ -238,13 +289,24 @@ class State:
             for source, value in weights:
                 source.assign(value)
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables."""
+    def restore(self, state: Mapping[str, np.ndarray | Source]) -> None:
+        """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables.
+
+        An engine's devices get what is a source when they take the state.
+        """
         if self._engine is not None:
-            self._engine.bring_home()
+            self._engine.bring_home(but=state.keys())
+        self.put_all(state.items())
+
+    def put_all(self, values: Iterable[tuple[str, np.ndarray | Source]]) -> None:
+        """The same of one array after the other, by their names, for an engine that brings the state home."""
         variables = self.variables()
-        for name, value in state.items():
+        for name, value in values:
             self._put(variables[name], value)
+
+
+def _cast(source: Source, dtype: Any) -> Source:
+    return lambda where: source(where).astype(dtype)
 
 
 def _stack_of_replicas(value: tf.Tensor) -> tf.Tensor:

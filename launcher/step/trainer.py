@@ -106,6 +106,8 @@ class Trainer:
         self.last_seen: tuple[int, float] | None = None
         self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
+        if engine is not None and engine.first_values is not None:
+            initial_values.settle(engine.first_values, model, config.shards)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)
@@ -194,6 +196,11 @@ class Trainer:
             self._engine.put(LIMITS, np.array([loss, gradient_norm], np.float32))
         elif self.counters.limits is not None:
             self.counters.limits.assign([loss, gradient_norm])
+
+    def take_state(self) -> None:
+        """Has an engine's devices hold the state, if there is an engine; the variables are not looked at from then."""
+        if self._engine is not None:
+            self._engine.take_state()
 
     def bring_home(self) -> None:
         """Has the model, the optimizer and the counters the values that the last step gave them, before they are used

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from launcher.data import batch_spec
 from launcher.data.pipeline import Batch, Shard
+from launcher.machine import xla
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
@@ -132,7 +133,8 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     step, spec = session.trainer.replica_step, batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan))
     return _lower(
         session,
-        lambda batch: step(batch).flat(),
+        # Of one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
+        lambda batch: tf.unstack(step(batch).flat()),
         spec,
         _variables(session),
         names=lambda count: step.report_names,
@@ -140,31 +142,50 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
     )
 
 
-def lower_evaluation(
-    session: Session, sums: Callable[[Batch], tf.Tensor], spec: batch_spec.BatchSpec, *, for_tpu: bool = False
+def lower_forward(
+    session: Session,
+    function: Callable[[Batch], tf.Tensor],
+    spec: batch_spec.BatchSpec,
+    axes: Mapping[str, int],
+    *,
+    of_rows: bool,
+    for_tpu: bool = False,
 ) -> Lowered:
-    """Lowers what an evaluation does with a batch of `spec`; its report is `sums`, float32 [n], of all replicas.
+    """Lowers what an evaluation does with a batch of `spec`.
+
+    Args:
+      function: float32 [n] of all replicas, which are the program's scalars; or a result for each row of the batch.
+      axes: the dimensions in which weights are divided, by their names.
 
     Raises as `lower_session`.
     """
     named = _with_unsaved(session.model, dict(weight_names(session.model)))
 
     def names(count: int) -> list[str]:
-        return [f"sums/{number}" for number in range(count)]
+        return [f"result/{number}" for number in range(count)]
 
-    return _lower(session, sums, spec, named, names=names, for_tpu=for_tpu)
+    def results(batch: Batch) -> list[tf.Tensor]:
+        with xla.compiling(True):
+            found = function(batch)
+        return [found] if of_rows else tf.unstack(found)
+
+    return _lower(session, results, spec, named, names=names, axes=axes, for_tpu=for_tpu)
 
 
 def _lower(
     session: Session,
-    on_replica: Callable[[Batch], tf.Tensor],
+    on_replica: Callable[[Batch], list[tf.Tensor]],
     spec: batch_spec.BatchSpec,
     named: dict[str, tf.Variable],
     *,
     names: Callable[[int], Sequence[str]],
+    axes: Mapping[str, int] | None = None,
     for_tpu: bool,
 ) -> Lowered:
-    """Lowers what gives a report, float32 [n], and may change the named variables; `names` are those of its numbers."""
+    """Lowers what gives a report of tensors, and may change the named variables; `names` are those of the tensors.
+
+    `axes` are given where it trains nothing.
+    """
     jax = jax_parts.load()
     num_replicas, in_parts = session.plan.strategy.num_replicas, session.plan.recipe.shard == "all"
     # In the graph because the step uses them, or because they are read here: every one is an argument.
@@ -175,9 +196,8 @@ def _lower(
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu and not in_parts):
-            # In one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
-            scalars = tf.unstack(on_replica(dict(zip(spec, batch, strict=True))))
-        return scalars, [variable.read_value() for variable in variables]
+            report = on_replica(dict(zip(spec, batch, strict=True)))
+        return report, [variable.read_value() for variable in variables]
 
     function = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
@@ -191,8 +211,8 @@ def _lower(
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
-    count = len(traced.structured_outputs[0])
-    reports = [Argument(name=name, shape=(), dtype="float32", kind="report") for name in names(count)]
+    found = traced.structured_outputs[0]
+    reports = [_described(name, one, "report") for name, one in zip(names(len(found)), found, strict=True)]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
@@ -210,9 +230,9 @@ def _lower(
             # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
     text, gathered_bytes, whole = module.text, 0, {}
-    if in_parts:  # an evaluation, which changes no weights, takes whole ones
-        changed = {result.name for result in results}
-        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in changed}
+    if in_parts:  # a weight that the step does not change is whole everywhere
+        divided = {result.name for result in results} if axes is None else axes.keys()
+        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in divided & named.keys()}
     if whole:
         text, gathered_bytes = weights_in_parts.divide(
             jax,
@@ -222,8 +242,10 @@ def _lower(
             in_loop=session.plan.microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
-    axes = _axes(session) | whole
-    arguments, results = ([_in_part(one, axes, whole, num_replicas) for one in ones] for ones in (arguments, results))
+    in_part = _axes(session) | whole
+    arguments, results = (
+        [_in_part(one, in_part, whole, num_replicas) for one in ones] for ones in (arguments, results)
+    )
     program = StepProgram(
         stablehlo=text,
         num_replicas=num_replicas,

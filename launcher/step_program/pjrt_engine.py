@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
 from launcher.machine import jax_devices
+from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.step.initial_values import FirstValues
+from launcher.step.state import State
 from launcher.step.workers import Workers
 from launcher.step_program import jax_parts, lowering, pod_module
 from launcher.step_program.lowering import Argument, Lowered, StepProgram
@@ -46,7 +50,7 @@ def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool) -> Sess
     """
     _check(plan, from_chief)
     devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
-    engine = PjrtEngine(devices)
+    engine = PjrtEngine(devices, divides_weights=plan.recipe.shard == "all")
     engine.session = built = session_lib.build(plan, engine)
     return built
 
@@ -73,7 +77,7 @@ class PjrtEngine:
 
     session: Session
 
-    def __init__(self, devices: JaxDevices):
+    def __init__(self, devices: JaxDevices, *, divides_weights: bool = False):
         from jax.sharding import Mesh
 
         self.num_replicas, self.holds = len(devices.all), False
@@ -81,10 +85,11 @@ class PjrtEngine:
         self._mesh = Mesh(np.array(devices.all), (_REPLICA,))
         several = devices.num_processes > 1
         self.workers = Workers(self._over_processes, devices.num_processes, are_several=several)
+        self.first_values: FirstValues | None = {} if divides_weights else None
+        self.averages: Mapping[str, str] = {}
         self._held: dict[str, Any] = {}
         self._lowered: Lowered | None = None
-        self._step: Callable[..., Any] | None = None
-        self._evaluation: tuple[Lowered, Callable[..., Any]] | None = None
+        self._step: _Compiled | None = None
         self._arguments: dict[str, Argument] = {}
         self._waiting = ThreadPoolExecutor(1, "steps")
 
@@ -114,11 +119,11 @@ class PjrtEngine:
         if self._lowered is None:
             self._lowered = lowering.lower_session(self.session, for_tpu=self._on_tpu)
             self._arguments = {one.name: one for one in self._lowered.program.arguments}
-            self._step = _compiled(self._lowered.program, self._devices, self._mesh)
+            self._step = _Compiled(self._lowered.program, self._devices, self._mesh)
         return self._lowered.graph
 
     def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
-        self._take_state()
+        self.take_state()
         assert self._step is not None
         rows: list[Any] = []
         got: list[tuple[float, float]] = []
@@ -128,9 +133,8 @@ class PjrtEngine:
                 asked = time.monotonic()
                 parts = next(batches)
                 got.append((asked, time.monotonic()))
-                self._held, row = self._step(self._held, self._batch(parts))
-                rows.append(row)
-                ended.append(self._waiting.submit(_time_when_ready, row))
+                rows.append(self._step(self._held, self._batch(parts)))
+                ended.append(self._waiting.submit(_time_when_ready, rows[-1]))
                 if number >= _AHEAD:
                     ended[number - _AHEAD].result()
             table = _table(rows)
@@ -139,69 +143,106 @@ class PjrtEngine:
         waits = [max(0.0, there - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
         return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
 
-    def evaluation(
-        self, sums: Callable[[Batch], tf.Tensor], batches: Iterable
-    ) -> Callable[[Iterator, int], np.ndarray]:
-        if self._evaluation is None:
-            assert isinstance(batches, _InTurn)
-            spec = batches.dataset.element_spec
-            lowered = lowering.lower_evaluation(self.session, sums, spec, for_tpu=self._on_tpu)
-            self._evaluation = lowered, _compiled(lowered.program, self._devices, self._mesh)
-        lowered, step = self._evaluation
-        values = {name: one.numpy() for name, one in lowered.variables.items()} | lowered.constants
-        held = {name: self._everywhere(value) for name, value in values.items()}
+    def forward(
+        self, function: Callable[[Batch], tf.Tensor], batches: Iterable, *, of_rows: bool
+    ) -> Callable[[], Callable[[Iterator, int], Any]]:
+        assert isinstance(batches, _InTurn)
+        if self.first_values is not None:  # then the step says which weights are divided
+            self.prepare()
+        axes = {one.name: one.axis for one in self._arguments.values() if one.axis is not None}
+        spec = batches.dataset.element_spec
+        lowered = lowering.lower_forward(self.session, function, spec, axes, of_rows=of_rows, for_tpu=self._on_tpu)
+        program = _Compiled(lowered.program, self._devices, self._mesh)
+        arguments = [one for one in lowered.program.arguments if one.kind != "batch"]
 
-        def run(batches: Iterator, num_batches: int) -> np.ndarray:
-            nonlocal held
-            rows: list[Any] = []
-            with self._devices.peer_failures(" in the middle of an evaluation"):
-                for number in range(num_batches):
-                    held, row = step(held, self._batch(next(batches)))
-                    rows.append(row)
-                    if number >= _AHEAD:
-                        _wait(rows[number - _AHEAD])
-                return _table(rows)
+        def begin() -> Callable[[Iterator, int], Any]:
+            state = self.session.trainer.state
+            held = {one.name: self._in_evaluation(one, lowered, state) for one in arguments}
+            return partial(self._rows_of, program, held) if of_rows else partial(self._sums_of, program, held)
 
-        return run
+        return begin
+
+    def _sums_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> np.ndarray:
+        rows: list[Any] = []
+        with self._devices.peer_failures(" in the middle of an evaluation"):
+            for number in range(num_batches):
+                rows.append(program(held, self._batch(next(batches))))
+                if number >= _AHEAD:
+                    _wait(rows[number - _AHEAD])
+            return _table(rows)
+
+    def _rows_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> Any:
+        batch = self._batch(next(batches))
+        with self._devices.peer_failures(" in the middle of an evaluation"):
+            result = program(held, batch)
+            _wait(result)
+            return tuple(jax_devices.whole(one) for one in (batch["example"], batch["weight"], result))
+
+    def _in_evaluation(self, one: Argument, lowered: Lowered, state: State) -> Any:
+        """An argument's value on the devices: what they hold, another one if the evaluation may change it."""
+        if one.kind == "constant":
+            return self._everywhere(lowered.constants[one.name])
+        name = self.averages.get(one.name, one.name)
+        if not self.holds or name not in self._held:
+            return self._placed(one, state.sources().get(one.name) or whole_of(lowered.variables[one.name].numpy))
+        there, program = self._held[name], lowered.program
+        is_changed = any(result.name == one.name for result in program.results if result.kind == "variable")
+        if not is_changed and (there.dtype.name, self._arguments[name].axis) == (one.dtype, one.axis):
+            return there
+        as_wanted = self._devices.jax.sharding.NamedSharding(self._mesh, _spec(one.axis))
+        return self._devices.jax.jit(lambda value: value.astype(one.dtype), out_shardings=as_wanted)(there)
 
     def value(self, name: str) -> np.ndarray:
         return jax_devices.whole(self._held[name])
 
-    def put(self, name: str, value: np.ndarray) -> None:
-        self._held[name] = self._placed(name, value)
+    def own(self, name: str) -> np.ndarray | Part:
+        array, axis = self._held[name], self._arguments[name].axis
+        if axis is None or array.is_fully_addressable:
+            return self.value(name)
+        mine = np.concatenate([np.asarray(shard.data) for shard in _in_order(array, axis)], axis)
+        size = array.shape[axis] // self.num_replicas
+        return Part(mine, Range(axis, self._devices.first * size, mine.shape[axis]), array.shape)
 
-    def bring_home(self) -> None:
+    def put(self, name: str, value: np.ndarray) -> None:
+        self._held[name] = self._placed(self._arguments[name], value_of(value))
+
+    def bring_home(self, but: Collection[str] = ()) -> None:
         if not self.holds:
             return
         assert self._lowered is not None
         state = self.session.trainer.state
-        values = {name: self.value(name) for name in self._lowered.variables}
-        self.holds, self._held = False, {}
-        named = state.variables()
-        state.restore({name: value for name, value in values.items() if name in named})
+        named = state.variables().keys()
+        self.holds = False
+        state.put_all((name, self.value(name)) for name in self._lowered.variables if name in named - but)
         for name, variable in self._lowered.variables.items():
             if name not in named:
-                variable.assign(values[name])
+                variable.assign(self.value(name))
+        self._held = {}
 
-    def _take_state(self) -> None:
+    def take_state(self) -> None:
         if self.holds:
             return
         self.prepare()
         assert self._lowered is not None
-        values = self.session.trainer.state.snapshot()
-        rest = {name: one.numpy() for name, one in self._lowered.variables.items() if name not in values}
-        values |= rest | self._lowered.constants
-        self._held = {
-            name: self._placed(name, values[name]) for name, one in self._arguments.items() if one.kind != "batch"
-        }
+        state, lowered = self.session.trainer.state, self._lowered
+        sources = state.sources()
+        values = {name: whole_of(one.numpy) for name, one in lowered.variables.items() if name not in sources}
+        constants = {name: value_of(value) for name, value in lowered.constants.items()}
+        sources |= values | constants
+        for name, one in self._arguments.items():
+            if one.kind != "batch":
+                self._held[name] = self._placed(one, sources[name])
         self.holds = True
+        state.let_go()
 
-    def _placed(self, name: str, value: np.ndarray) -> Any:
+    def _placed(self, one: Argument, source: Source) -> Any:
         """A whole value on every device, or each replica's part of it on its own."""
-        axis, first, local = self._arguments[name].axis, self._devices.first, len(self._devices.local)
-        if axis is None:
-            return self._everywhere(value)
-        return self._of_parts(np.split(value, self.num_replicas, axis)[first : first + local], axis)
+        first, local = self._devices.first, len(self._devices.local)
+        if one.axis is None:
+            return self._everywhere(source(None))
+        size = one.shape[one.axis]
+        mine = source(Range(one.axis, first * size, local * size))
+        return self._of_parts(np.split(mine, local, one.axis), one.axis)
 
     def _everywhere(self, value: np.ndarray) -> Any:
         return self._global([value] * len(self._devices.local), None, value.shape)
@@ -275,32 +316,65 @@ def _spec(axis: int | None) -> Any:
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _REPLICA)
 
 
-def _compiled(program: StepProgram, devices: JaxDevices, mesh: Any) -> Callable[..., Any]:
-    """(held arrays, batch) -> (held arrays, report): the step of all replicas, which takes the arrays' memory."""
-    jax = devices.jax
-    from jax import export
+class _Compiled:
+    """The step of all replicas: (held arrays, batch) -> its report, or the rows of all replicas.
 
-    def spec(one: Argument) -> Any:
-        return jax.ShapeDtypeStruct(one.shape, jax.numpy.dtype(one.dtype))
+    The held arrays that it changes are others afterwards.
 
-    def shell(*arguments: Any) -> list[Any]:
-        return [jax.numpy.zeros(one.shape, one.dtype) for one in program.results]
+    The new arrays take the memory of the old ones.
+    """
 
-    # A record of a function of this signature, in which the module takes the place of the function's own.
-    made = export.export(jax.jit(shell, keep_unused=True), platforms=[devices.all[0].platform])
-    exported = dataclasses.replace(
-        made(*map(spec, program.arguments)),
-        mlir_module_serialized=pod_module.of_partitions(jax_parts.load(), program.stablehlo),
-        _get_vjp=None,
-    )
-    variables = [one for one in program.arguments if one.kind != "batch"]
+    def __init__(self, program: StepProgram, devices: JaxDevices, mesh: Any):
+        jax = devices.jax
+        from jax import export
 
-    def step(held: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        found = exported.call(*[(batch if one.kind == "batch" else held)[one.name] for one in program.arguments])
-        report = [value for one, value in zip(program.results, found, strict=True) if one.kind == "report"]
-        new = {one.name: value for one, value in zip(program.results, found, strict=True) if one.kind == "variable"}
-        return {**held, **new}, jax.numpy.stack(report)
+        def spec(one: Argument) -> Any:
+            return jax.ShapeDtypeStruct(one.shape, jax.numpy.dtype(one.dtype))
 
-    specs = {one.name: _spec(one.axis) for one in variables}
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, _spec(0)), out_specs=(specs, _spec(None)), check_vma=False)
-    return jax.jit(mapped, donate_argnums=0)
+        def shell(*arguments: Any) -> list[Any]:
+            return [jax.numpy.zeros(one.shape, one.dtype) for one in program.results]
+
+        # A record of a function of this signature, in which the module takes the place of the function's own.
+        made = export.export(jax.jit(shell, keep_unused=True), platforms=[devices.all[0].platform])
+        exported = dataclasses.replace(
+            made(*map(spec, program.arguments)),
+            mlir_module_serialized=pod_module.of_partitions(jax_parts.load(), program.stablehlo),
+            _get_vjp=None,
+        )
+        of_rows = program.results[0].shape != ()
+        self._changed = {one.name for one in program.results if one.kind == "variable"}
+        kept = {one.name for one in program.arguments if one.kind != "batch"} - self._changed
+        specs = [
+            {one.name: _spec(one.axis) for one in program.arguments if one.name in names}
+            for names in (self._changed, kept)
+        ]
+
+        def step(changed: dict[str, Any], kept: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+            given = {**kept, **changed, **batch}
+            found = list(
+                zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True)
+            )
+            report = [value for one, value in found if one.kind == "report"]
+            new = {one.name: value for one, value in found if one.kind == "variable"}
+            return new, report[0] if of_rows else jax.numpy.stack(report)
+
+        mapped = jax.shard_map(
+            step,
+            mesh=mesh,
+            in_specs=(*specs, _spec(0)),
+            out_specs=(specs[0], _spec(0 if of_rows else None)),
+            check_vma=False,
+        )
+        self._run = jax.jit(mapped, donate_argnums=0)
+
+    def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
+        changed = {name: value for name, value in held.items() if name in self._changed}
+        kept = {name: value for name, value in held.items() if name not in self._changed}
+        new, report = self._run(changed, kept, batch)
+        held |= new
+        return report
+
+
+def _in_order(array: Any, axis: int) -> list[Any]:
+    """What this process has of a global array, by its place."""
+    return sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)

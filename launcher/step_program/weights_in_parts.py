@@ -127,11 +127,11 @@ class _Rewriting:
         self.scattered: list[tuple[int, Any]] = []  # gradients' parts, each behind a place of the body
 
     def run(self, axes: Mapping[int, int], in_loop: bool) -> int:
-        gradients = list(self._gradients())
+        gradients = list(self._gradients())  # none of an evaluation, which is one pass
         if in_loop and gradients:
             self.loop = owner_of(origin(gradients[0][0].operands[0], "stablehlo.convert"))
             self.body = _Scope(self.loop.regions[1].blocks[0])
-        forward = self._forward()
+        forward = self._forward() if gradients else set()
         uses = [use for number, axis in axes.items() for use in self._take_part(number, axis)]
         for gradient in gradients:
             self._scatter(*gradient)
@@ -193,18 +193,22 @@ class _Rewriting:
         """Has a weight, and its new value, be a part; returns its other uses."""
         weight, returned = self.main.block.arguments[number], self.main.returned
         part = [size // self.num_replicas if at == axis else size for at, size in enumerate(_shape(weight))]
-        attributes = self.ir.DictAttr(self.ir.ArrayAttr(self.function.attributes["arg_attrs"])[number])
-        result = self.ir.IntegerAttr(attributes["tf.aliasing_output"]).value
-        whole = origin(returned.operands[result])
-        own, others = _own_slices(whole)
-        if whole.owner.name != "stablehlo.all_gather" or [user for user, _ in others] != [returned]:
-            raise RuntimeError(f"the new value of argument {number} is not put together from shards alone")
-        new = whole.owner.operands[0]
-        while _shape(new) != part:
-            new = new.owner.operands[0]
-        returned.operands[result] = new
-        for one in own:
-            one.results[0].replace_all_uses_with(new)
+        attributes = self.function.attributes
+        about = (
+            self.ir.DictAttr(self.ir.ArrayAttr(attributes["arg_attrs"])[number]) if "arg_attrs" in attributes else {}
+        )
+        if "tf.aliasing_output" in about:
+            result = self.ir.IntegerAttr(about["tf.aliasing_output"]).value
+            whole = origin(returned.operands[result])
+            own, others = _own_slices(whole)
+            if whole.owner.name != "stablehlo.all_gather" or [user for user, _ in others] != [returned]:
+                raise RuntimeError(f"the new value of argument {number} is not put together from shards alone")
+            new = whole.owner.operands[0]
+            while _shape(new) != part:
+                new = new.owner.operands[0]
+            returned.operands[result] = new
+            for one in own:
+                one.results[0].replace_all_uses_with(new)
         own, others = _own_slices(weight)
         weight.set_type(self._type(weight, part))
         for one in own:

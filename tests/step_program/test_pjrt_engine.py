@@ -145,12 +145,15 @@ def given_of(which: str, folder: Path) -> list[str]:
     if which == "lm_cpu.gin":
         small = ("language_model.layers = 1", "train.eval_batch_size = 6", "text_corpus.length = 64")
         text_run.write_corpus(folder)
-        bindings += (*small, *text_run.corpus_bindings(folder))
+        bindings += (*small, *text_run.corpus_bindings(folder), "train.ema_decay = 0.5", "train.evaluate_ema = True")
+    if which == "transformer_cpu.gin":
+        text_run.write_pairs(folder)
+        bindings += (*text_run.pair_bindings(folder), "translation.decode_examples = None", "translation.beam_size = 2")
     return flags(folder / "run", 3, "train.epochs = None", *bindings, recipe=which)
 
 
-@pytest.mark.parametrize("which", ["resnet_cpu.gin", "lm_cpu.gin", "program"])
-def test_devices_evaluate_as_tensorflow_does(run_launcher, tmp_path, which):
+@pytest.mark.parametrize("which", ["resnet_cpu.gin", "lm_cpu.gin", "transformer_cpu.gin", "program"])
+def test_devices_evaluate_and_decode_as_tensorflow_does(run_launcher, tmp_path, which):
     given = given_of(which, tmp_path)
     done = run_launcher(*given)
     assert done.returncode == 0, done.stderr
@@ -159,8 +162,10 @@ def test_devices_evaluate_as_tensorflow_does(run_launcher, tmp_path, which):
         compiled = tmp_path / f"compiled_{number}"
         env = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         how = {"module": module, "env": env, "fresh": True}
-        done = run_launcher(*given, "--mode=eval", PJRT, f"--replicas={2 - number}", *on, **how)
+        shard = () if which == "resnet_cpu.gin" else ("--gin_param=train.shard = 'all'",)
+        done = run_launcher(*given, "--mode=eval", PJRT, f"--replicas={2 - number}", *on, *shard, **how)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "runs in TensorFlow" not in done.stdout
         assert list(compiled.glob("jit_step-*")), "JAX has run it"
     found = evaluations(tmp_path / "run")[already:]
     assert len(found) == 2
@@ -224,7 +229,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, r
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    "more", [(), pytest.param(("train.shard = 'all'", "mlp.units = 64"), marks=pytest.mark.nightly)]
+    "more", [pytest.param((), marks=pytest.mark.nightly), ("train.shard = 'all'", "mlp.units = 64")]
 )
 def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launcher, run_launcher, tmp_path, more):
     together, undisturbed, killed = (tmp_path / name for name in ("together", "undisturbed", "killed"))
@@ -246,6 +251,8 @@ def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launc
     assert not is_running(victim.pid)
     assert logged(killed) == logged(undisturbed)
     assert_same_bits(killed, undisturbed)
+    files = list((killed / "checkpoints" / f"step_{store.latest():08d}").glob("state.data-*"))
+    assert len(files) == (2 if more else 1), "each worker writes its own parts"
 
 
 def worker_of(supervisor: int, rank: int):

@@ -19,7 +19,7 @@ from launcher.run.start.from_chief import FromChief
 from launcher.run.start.start_weights import OPTIMIZER, StartFrom
 from launcher.step.trainer import Trainer
 
-State = Mapping[str, np.ndarray]
+State = Mapping[str, Any]  # arrays, and sources of those that an engine has in parts
 
 # In a checkpoint: the batches that the run leaves out, as far as it knew then; of those to come the store knows more.
 LEFT_OUT = "left_out"
@@ -177,11 +177,16 @@ def _read(
     return found, state
 
 
-def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, np.ndarray]:
+def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, Any]:
     """Without what this run does not average. What it averages and the other did not starts at the weight itself."""
     specs, stand_ins = trainer.state.specs(), trainer.state.stand_ins()
     store.check_compatible(step, specs, stand_ins)
-    found = store.read(step)
+    in_parts = trainer.state.names_of_parts()
+    later = {*in_parts, *(stand_ins[name] for name in stand_ins.keys() & in_parts)}
+    found: dict[str, Any] = {
+        **store.read(step, lambda name: name not in later),
+        **store.stored(step, later.__contains__),
+    }
     state = {name: value for name, value in found.items() if name.startswith(HOST)}
     for name, (_, dtype) in specs.items():
         state[name] = found[name] if name in found else found[stand_ins[name]].astype(dtype)
