@@ -1,0 +1,115 @@
+"""Functions of JAX called from TensorFlow, forward and backward, by its operation XlaCallModule.
+
+A function is exported for a platform, for which no device is needed, and XLA compiles it with the step around it.
+TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with TensorFlow 2.21 and JAX 0.10.2.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# That a step is lowered on another device than it is compiled for is no mistake.
+_PLATFORM_UNCHECKED = ("platform",)
+
+
+def missing() -> str:
+    """Why this TensorFlow cannot call functions of JAX; "" where it can. Does not import JAX."""
+    call = getattr(_tfxla(), "call_module", None)
+    lacking = {"version", "platforms", "disabled_checks"}.difference(inspect.signature(call).parameters if call else ())
+    if not lacking:
+        return ""
+    return (
+        f"TensorFlow {tf.__version__} has no XlaCallModule with {', '.join(sorted(lacking))}, by which functions of "
+        "JAX are called; tried with TensorFlow 2.21"
+    )
+
+
+def differentiable(
+    function: Callable[..., Any], arguments: Sequence[tf.TensorSpec], platform: str, *, trained: int
+) -> Callable[..., tf.Tensor]:
+    """A function of JAX as one of TensorFlow, with its gradient.
+
+    Args:
+        function: Of arrays to one array.
+        arguments: Static shapes and dtypes of what it is given.
+        platform: JAX's name of what it is to run on, such as "tpu" or "cuda".
+        trained: How many of the arguments, the first ones, have a gradient.
+
+    Returns:
+        A function of tensors of these shapes, to be called while XLA compiles.
+    """
+    import jax
+
+    if jax.config.jax_platforms is None:  # as --engine=pjrt sets it; else devices are TensorFlow's, and JAX uses none
+        jax.config.update("jax_platforms", "cpu")
+    structure: Any = None
+
+    def forward(*values: Any) -> Any:
+        nonlocal structure
+        result, pull = jax.vjp(lambda *first: function(*first, *values[trained:]), *values[:trained])
+        kept, structure = jax.tree.flatten(pull)
+        return [result, *kept]
+
+    def backward(upstream: Any, *kept: Any) -> Any:
+        return list(jax.tree.unflatten(structure, kept)(upstream))
+
+    specs = [jax.ShapeDtypeStruct(one.shape, one.dtype.as_numpy_dtype) for one in arguments]
+    ahead = _exported(forward, specs, platform)
+    back = _exported(backward, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in ahead.out_avals], platform)
+
+    def called(*values: tf.Tensor) -> tf.Tensor:
+        others = values[trained:]
+
+        @tf.custom_gradient
+        def run(*values: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            result, *kept = _call(ahead, [*values, *others])
+            return result, lambda upstream: tuple(_call(back, [upstream, *kept]))
+
+        return run(*values[:trained])
+
+    return called
+
+
+def _exported(function: Callable[..., Any], specs: Sequence[Any], platform: str) -> Any:
+    import jax
+    from jax import export
+
+    with jax.enable_x64(False):  # kernels of Pallas are written without; --engine=pjrt turns it on
+        # JAX promises no stable form of any library's kernel; what is exported here is compiled by the same JAX.
+        unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_KERNELS]
+        traced = jax.jit(function, keep_unused=True)
+        return export.export(traced, platforms=[platform], disabled_checks=unchecked)(*specs)
+
+
+_LIBRARY_KERNELS = [
+    f"__cudnn$fmha{name}Softmax{direction}" for name in ("", "ScaleBias") for direction in ("", "Backward")
+]
+
+
+def _call(exported: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    results = exported.out_avals
+    # Leans on TensorFlow: `call_module` of a private module takes what jax.export makes. Noticed by
+    # tests/models/test_attention_kernel.py. Then: see what jax2tf calls in the new version; train.attention = 'kernel'
+    # needs it.
+    found = _tfxla().call_module(
+        values,
+        version=exported.calling_convention_version,
+        module=exported.mlir_module_serialized,
+        Tout=[tf.dtypes.as_dtype(one.dtype.name) for one in results],
+        Sout=[one.shape for one in results],
+        platforms=[platform.upper() for platform in exported.platforms],
+        disabled_checks=_PLATFORM_UNCHECKED,
+    )
+    return [tf.ensure_shape(one, of.shape) for one, of in zip(found, results, strict=True)]
+
+
+def _tfxla() -> Any:
+    try:
+        from tensorflow.compiler.tf2xla.python import xla
+    except ImportError:
+        return None
+    return xla

@@ -1,0 +1,43 @@
+"""Attention in one kernel: splash attention, as JAX interprets it, against NumPy in float64; what is exported for GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_blockwise_attention import allowed_by, assert_near, expected, normal, rounded
+
+from models.transformer.attention_kernel import attend_by_kernel
+from models.transformer.positions import Visibility
+
+pytestmark = pytest.mark.slow
+
+# Of the largest value. Those of 16 bits are some roundings of what goes into a product.
+TOLERANCES = {"float32": 3e-6, "bfloat16": 1e-2}
+PACKED = np.repeat([[1, 2, 3, 0], [1, 1, 2, 0], [0, 0, 0, 0]], [100, 90, 50, 16], axis=1).astype(np.int32)
+MEMORY = np.repeat([[1, 2, 0], [1, 1, 1], [1, 0, 0]], [128, 200, 56], axis=1).astype(np.int32)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "of a memory"])
+def test_splash_attention_is_that_of_numpy_with_packed_rows_padding_and_shared_keys(dtype, causal):
+    segments = (PACKED, PACKED) if causal else (PACKED, MEMORY)
+    queries, keys = (one.shape[1] for one in segments)
+    shapes = (3, queries, 4, 64), (3, keys, 2, 64), (3, keys, 2, 64), (3, queries, 4, 64)
+    arrays = rounded([normal(*shape, seed=seed) for seed, shape in enumerate(shapes)], dtype)
+
+    @tf.function(jit_compile=True)
+    def both(query, key, value, upstream):
+        of_query = tf.constant(segments[0])
+        visible = Visibility(
+            query_segments=of_query, key_segments=of_query if causal else tf.constant(segments[1]), causal=causal
+        )
+        with tf.GradientTape() as tape:
+            tape.watch([query, key, value])
+            outputs = attend_by_kernel(query, key, value, visible, accelerator="cpu")
+        return outputs, *tape.gradient(outputs, [query, key, value], upstream)
+
+    found = [tf.cast(one, tf.float64).numpy() for one in both(*(tf.cast(one, dtype) for one in arrays))]
+    assert_near(found, expected(*arrays, allowed_by(segments, causal)), TOLERANCES[dtype], least=0.1)
+    assert not found[0][PACKED == 0].any()
+    assert not found[1][PACKED == 0].any()
