@@ -62,12 +62,16 @@ def differentiable(
     back = _exported(backward, [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in ahead.out_avals], platform)
 
     def called(*values: tf.Tensor) -> tf.Tensor:
-        others = values[trained:]
+        others, scope = values[trained:], tf.get_current_name_scope()
+
+        def gradients(upstream: tf.Tensor, *kept: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            with tf.name_scope(f"gradient_tape/{scope}/"):  # as TensorFlow names gradients of its own operations
+                return tuple(_call(back, [upstream, *kept]))
 
         @tf.custom_gradient
         def run(*values: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             result, *kept = _call(ahead, [*values, *others])
-            return result, lambda upstream: tuple(_call(back, [upstream, *kept]))
+            return result, lambda upstream: gradients(upstream, *kept)
 
         return run(*values[:trained])
 

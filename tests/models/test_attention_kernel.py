@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from test_blockwise_attention import allowed_by, assert_near, expected, normal, rounded
 
+from launcher.step import flops
 from models.transformer.attention_kernel import attend_by_kernel
 from models.transformer.positions import Visibility
 
@@ -37,6 +38,9 @@ def test_splash_attention_is_that_of_numpy_with_packed_rows_padding_and_shared_k
             outputs = attend_by_kernel(query, key, value, visible, accelerator="cpu")
         return outputs, *tape.gradient(outputs, [query, key, value], upstream)
 
+    graph = both.get_concrete_function(*(tf.TensorSpec(shape, dtype) for shape in shapes)).graph
+    product = 2 * 3 * queries * 4 * keys * 64 * (0.5 if causal else 1)
+    assert flops.count(graph, ()) == (6 * product, 7 * product), "the backward pass computes the scores again"
     found = [tf.cast(one, tf.float64).numpy() for one in both(*(tf.cast(one, dtype) for one in arrays))]
     assert_near(found, expected(*arrays, allowed_by(segments, causal)), TOLERANCES[dtype], least=0.1)
     assert not found[0][PACKED == 0].any()

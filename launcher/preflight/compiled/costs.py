@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from launcher.preflight.compiled import kernels as kernels_lib
 from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
 from launcher.preflight.compiled.trip_counts import turns
 
@@ -41,14 +42,13 @@ _FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"
 _CALLS = (
     "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
 )  # fmt: skip
-_KERNEL = "tpu_custom_call"  # Pallas and Mosaic
 _WORTH_NAMING = 0.001  # share of the HBM traffic of an operation without an estimate
 _LANES, _SUBLANES = 128, 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatrixOp:
-    """A convolution or matrix product.
+    """A convolution or matrix product, or those of a kernel of attention.
 
     Attributes:
       flops: of all its turns, a multiply-add being two.
@@ -111,6 +111,7 @@ class Operation:
     cycles: int | None  # of the compiler's own cost model; None where it has no estimate
     flops: float  # of the matrix products and convolutions in it
     hbm_bytes: int  # read and written
+    exponentials: float = 0.0  # of a kernel that the cost model knows nothing of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,12 @@ class Costs:
       flops: of matrix products and convolutions.
       hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
       operations: those that the compiler's own cost model has cycles for, and those worth mentioning that it has none
-        for, collectives left out; empty where it has cycles for none, or none for a kernel, which may be most of the
-        step.
+        for, collectives left out; empty where it has cycles for none, or none for a kernel of which nothing is known,
+        which may be most of the step.
       unestimated: how many worth mentioning it has no cycles for.
-      kernels: operations that are programs of their own, written for the TPU: their arithmetic is not seen.
+      kernels: operations that are programs of their own, of whose arithmetic nothing is known.
+      attention_kernels: those that are attention, whose arithmetic is counted.
+      library_kernels: how many of these take a workspace that nobody knows before they run.
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
       unknown_loops: loops whose turns the compiler does not know, counted once.
@@ -142,6 +145,8 @@ class Costs:
     operations: tuple[Operation, ...] = ()
     unestimated: int = 0
     kernels: int = 0
+    attention_kernels: int = 0
+    library_kernels: int = 0
     kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recomputed: tuple[Instruction, ...] = ()
 
@@ -157,16 +162,23 @@ def count(module: Module) -> Costs:
     chains: dict[str, Collective] = {}
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    unknown_loops = hbm_bytes = kernels = 0
+    attention_kernels: list[kernels_lib.AttentionKernel] = []
+    unknown_kernels: list[Instruction] = []
+    unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
     for computation, times in executed(module):
         for one in computation.instructions.values():
             inside = list(_with_fused(module, computation, one))
             products = [_matrix_op(at, each, times) for at, each in inside if each.opcode in ("convolution", "dot")]
+            of_kernel = kernels_lib.attention(computation, one)
+            if of_kernel is not None:
+                attention_kernels.append(of_kernel)
+                products.append(_of_kernel(one, of_kernel, times))
             matrix_ops += products
             moved = times * _hbm_bytes(module, computation, one)
             hbm_bytes += moved
-            kernels += _is_kernel(one)
+            if kernels_lib.is_kernel(one) and of_kernel is None:
+                unknown_kernels.append(one)
             if one.cycles is not None or _should_be_estimated(one):
                 named = (each.source for _, each in reversed(inside) if each.source.op_name)
                 operation = Operation(
@@ -175,6 +187,7 @@ def count(module: Module) -> Costs:
                     cycles=None if one.cycles is None else times * one.cycles,
                     flops=sum(product.flops for product in products),
                     hbm_bytes=moved,
+                    exponentials=times * of_kernel.exponentials if of_kernel else 0.0,
                 )
                 operations.append((one, operation))
             unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
@@ -197,9 +210,11 @@ def count(module: Module) -> Costs:
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
-        operations=tuple(each for _, each in weighty) if told and not any(map(_is_kernel, unknown)) else (),
+        operations=tuple(each for _, each in weighty) if told and not _any_of(unknown_kernels, unknown) else (),
         unestimated=len(unknown) if told else 0,
-        kernels=kernels,
+        kernels=len(unknown_kernels),
+        attention_kernels=len(attention_kernels),
+        library_kernels=sum(one.is_library for one in attention_kernels),
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(chains.values()),
         host_transfers=tuple(host),
@@ -208,8 +223,8 @@ def count(module: Module) -> Costs:
     )
 
 
-def _is_kernel(one: Instruction) -> bool:
-    return one.opcode == "custom-call" and one.attribute("custom_call_target") == _KERNEL
+def _any_of(some: Sequence[Instruction], others: Sequence[Instruction]) -> bool:
+    return not {id(one) for one in some}.isdisjoint(map(id, others))
 
 
 def _is_free(one: Instruction) -> bool:
@@ -225,7 +240,7 @@ def _should_be_estimated(one: Instruction) -> bool:
 
 def _matters(one: Instruction) -> bool:
     """Whether an operation may take any time, however little it reads."""
-    return _is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    return kernels_lib.is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
 
 
 def executed(
@@ -286,6 +301,18 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
         bytes=left.bytes + right.bytes + out.bytes,
         full_precision="highest" in one.attribute("operand_precision"),
         is_convolution=one.opcode == "convolution",
+    )
+
+
+def _of_kernel(one: Instruction, kernel: kernels_lib.AttentionKernel, times: int) -> MatrixOp:
+    return MatrixOp(
+        source=one.source,
+        flops=kernel.flops * times,
+        contracted=kernel.width,
+        columns=kernel.keys,
+        rows=kernel.rows,
+        dtypes=kernel.dtypes,
+        sizes=(kernel.rows, kernel.width, kernel.keys),
     )
 
 
