@@ -180,7 +180,7 @@ class Attention(keras.layers.Layer):
             attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)
         return self._join(attended)
 
-    def form_for(self, batch: int, queries: int, keys: int) -> str:
+    def form_for(self, batch: int, queries: int | None, keys: int | None) -> str:
         """The form in which `call` computes for such sizes, as a person reads it."""
         if self._is_by_kernel(batch, queries, keys):
             return KERNELS[self.form.accelerator]
@@ -191,7 +191,7 @@ class Attention(keras.layers.Layer):
         head = {"width": self._head_width, "dtype": tf.as_dtype(self.compute_dtype), "rate": self.dropout.rate}
         return unfit(self.form.accelerator, queries=queries, keys=keys, **head)
 
-    def _is_by_kernel(self, batch: int, queries: int, keys: int) -> bool:
+    def _is_by_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
         return self.form.wants_kernel(batch, queries, keys) and not self.unfit(queries, keys)
 
     def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:

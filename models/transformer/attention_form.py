@@ -70,7 +70,7 @@ class Form:
         """
         return self.accelerator == "tpu" and self.compiling()
 
-    def describe(self, *, batch: int, queries: int, keys: int, heads: int) -> str:
+    def describe(self, *, batch: Any, queries: Any, keys: Any, heads: int) -> str:
         """The form chosen for scores [batch, heads, queries, keys], as a person reads it."""
         found = self.blocks(batch=batch, queries=queries, keys=keys, heads=heads)
         if found is None:

@@ -44,8 +44,9 @@ def differentiable(
     """
     import jax
 
-    if jax.config.jax_platforms is None:  # as --engine=pjrt sets it; else devices are TensorFlow's, and JAX uses none
-        jax.config.update("jax_platforms", "cpu")
+    config: Any = jax.config
+    if config.jax_platforms is None:  # --engine=pjrt has set it; without, devices are TensorFlow's, and JAX gets none
+        config.update("jax_platforms", "cpu")
     structure: Any = None
 
     def forward(*values: Any) -> Any:

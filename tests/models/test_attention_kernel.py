@@ -1,4 +1,4 @@
-"""Attention in one kernel: splash attention, as JAX interprets it, against NumPy in float64; what is exported for GPUs."""
+"""Attention in one kernel: splash attention as JAX interprets it against NumPy in float64, and what is refused."""
 
 from __future__ import annotations
 

@@ -206,11 +206,11 @@ def count(module: Module) -> Costs:
         (one, each) for one, each in operations if each.cycles is not None or _matters(one) or each.hbm_bytes > least
     ]
     unknown = [one for one, each in weighty if each.cycles is None]
-    told = len(weighty) > len(unknown)
+    told, hidden = len(weighty) > len(unknown), any(one is other for one in unknown for other in unknown_kernels)
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
-        operations=tuple(each for _, each in weighty) if told and not _any_of(unknown_kernels, unknown) else (),
+        operations=tuple(each for _, each in weighty) if told and not hidden else (),
         unestimated=len(unknown) if told else 0,
         kernels=len(unknown_kernels),
         attention_kernels=len(attention_kernels),
@@ -221,10 +221,6 @@ def count(module: Module) -> Costs:
         dynamic=tuple(dynamic),
         unknown_loops=unknown_loops,
     )
-
-
-def _any_of(some: Sequence[Instruction], others: Sequence[Instruction]) -> bool:
-    return not {id(one) for one in some}.isdisjoint(map(id, others))
 
 
 def _is_free(one: Instruction) -> bool:
@@ -240,7 +236,8 @@ def _should_be_estimated(one: Instruction) -> bool:
 
 def _matters(one: Instruction) -> bool:
     """Whether an operation may take any time, however little it reads."""
-    return kernels_lib.is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    known = one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    return known or kernels_lib.is_kernel(one)
 
 
 def executed(

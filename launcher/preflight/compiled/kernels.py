@@ -17,7 +17,7 @@ _TRITON = "__gpu$xla.gpu.triton"
 _CUDNN = "__cudnn$fmha"
 
 # Leans on JAX and XLA: kernels of attention have these names, and queries and keys in front. Noticed by
-# tests/preflight/test_kernels.py. Then: see a dump of the new version; until then nothing is known of what they compute.
+# tests/preflight/test_kernels.py. Then: see a dump of the new version; until then nothing is known of their arithmetic.
 _SPLASH = re.compile(r"\bsplash_m[hq]a_(fwd|dkv|dq)_")
 _OF_TRITON = re.compile(r'\bname = "mha_(forward|backward)"')
 # Products of queries x keys x width: scores and outputs; or scores again and the gradients of weights, values, keys and
@@ -71,7 +71,8 @@ def attention(computation: Computation, one: Instruction) -> AttentionKernel | N
     passes, share = 1, 0.5  # over the scores, and how many of them at least
     if target == PALLAS:
         share = _share_of_blocks(operands)
-        if any(len(shape.dims) > len(query.dims) for shape in one.shapes):  # gradients of queries for each block of keys
+        # Gradients of the queries, too, for each block of keys.
+        if any(len(shape.dims) > len(query.dims) for shape in one.shapes):
             products = _ALL_AT_ONCE
     elif is_library:
         share = share if '"mask_type": "CAUSAL"' in one.attributes else 1.0
