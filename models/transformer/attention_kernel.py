@@ -134,8 +134,8 @@ def _cudnn(causal: bool, query: Any, key: Any, value: Any, query_segments: Any, 
 @contextlib.contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
     """Has JAX take cuDNN's kernel without one here: as for cuDNN 9.10 on an A100, without gradients of the mask."""
-    # Leans on JAX: it asks these functions about the machine. Noticed by tests/preflight/test_kernels.py. Then: see what
-    # `jax.nn.dot_product_attention` asks in the new version; train.attention = 'kernel' on GPUs needs it.
+    # Leans on JAX: it asks these functions about the machine. Noticed by tests/preflight/test_kernels.py. Then: see
+    # what `jax.nn.dot_product_attention` asks in the new version; train.attention = 'kernel' on GPUs needs it.
     from jax._src.cudnn import fused_attention_stablehlo as asked
 
     answers: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Functions of JAX called from TensorFlow, forward and backward, by its operation XlaCallModule.
 
 A function is exported for a platform, for which no device is needed, and XLA compiles it with the step around it.
-TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with TensorFlow 2.21 and JAX 0.10.2.
+TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with TensorFlow 2.20, 2.21 and JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+# 2.18 and 2.19 do not know all of the StableHLO that JAX 0.10.2 writes ("Cannot deserialize computation").
+_OLDEST = (2, 20)
 # That a step is lowered on another device than it is compiled for is no mistake.
 _PLATFORM_UNCHECKED = ("platform",)
 
@@ -19,12 +21,14 @@ _PLATFORM_UNCHECKED = ("platform",)
 def missing() -> str:
     """Why this TensorFlow cannot call functions of JAX; "" where it can. Does not import JAX."""
     call = getattr(_tfxla(), "call_module", None)
+    if tuple(map(int, tf.__version__.split(".")[:2])) < _OLDEST:
+        return f"TensorFlow {tf.__version__} cannot read functions that JAX 0.10.2 exports; 2.20 and 2.21 can"
     lacking = {"version", "platforms", "disabled_checks"}.difference(inspect.signature(call).parameters if call else ())
     if not lacking:
         return ""
     return (
         f"TensorFlow {tf.__version__} has no XlaCallModule with {', '.join(sorted(lacking))}, by which functions of "
-        "JAX are called; tried with TensorFlow 2.21"
+        "JAX are called; tried with TensorFlow 2.20 and 2.21"
     )
 
 

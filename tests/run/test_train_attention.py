@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from launcher import main as entry
@@ -108,7 +109,7 @@ def test_a_kernel_that_does_not_fit_is_refused_before_anything_is_traced(dry_run
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("lacking", ["jax", "call_module", "disabled_checks"])
+@pytest.mark.parametrize("lacking", ["jax", "call_module", "disabled_checks", "2.20"])
 def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, lacking):
     message = "TensorFlow"
     if lacking == "jax":
@@ -116,6 +117,9 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
         message = "train.attention = 'kernel' needs JAX: "
     elif lacking == "call_module":
         monkeypatch.delattr(tfxla, "call_module")
+    elif lacking == "2.20":
+        monkeypatch.setattr(tf, "__version__", "2.19.1")
+        message = "TensorFlow 2.19.1 cannot read functions that JAX 0.10.2 exports"
     else:
         monkeypatch.setattr(tfxla, "call_module", lambda args, *, version, module, Tout, Sout, platforms=(): None)
     code, _, err = dry_run("lm_tpu.gin", "language_model.layers = 1", KERNEL)
