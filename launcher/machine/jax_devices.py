@@ -85,12 +85,12 @@ def _visible_gpus(environ: Mapping[str, str]) -> int:
     return there if chosen is None else min(there, len([one for one in chosen.split(",") if one.strip(" -1")]))
 
 
-def check_jax(by: str = "--engine=pjrt") -> None:
-    """Raises UsageError where JAX, which is needed `by` something, is missing; imports nothing else of it."""
+def check_jax() -> None:
+    """Raises UsageError where JAX is missing; imports nothing else of it."""
     try:
         import jax  # noqa: F401
     except ImportError:
-        raise UsageError(f"{by} needs JAX: {installation.jax_command('preflight')}") from None
+        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command('preflight')}") from None
 
 
 def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:

@@ -13,7 +13,7 @@ import keras
 
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
-from launcher.machine import installation, jax_devices, xla
+from launcher.machine import installation, xla
 from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
@@ -121,10 +121,10 @@ def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan
             raise UsageError(f"{asked}: {why}; leave the binding out for what suits the rows and the devices")
     if not plan.is_compiled:
         raise UsageError(f"{asked} needs train.jit_compile = True, for XLA alone can call the kernel")
-    installation.require_python_of_jax(asked)
-    jax_devices.check_jax(asked)
     if why := jax_function.missing():
         raise UsageError(f"{asked}: {why}")
+    installation.require_python_of_jax(asked)
+    installation.required("jax", by=asked, extra="preflight", package="JAX")
 
 
 def _attended_lengths(model: keras.Model, plan: RunPlan) -> dict[str, tuple[int | None, int | None]]:

@@ -11,8 +11,6 @@ from models.transformer.blockwise_attention import Blocks
 
 FORMS = ("auto", "plain", "blocks", "kernel")
 
-_KERNEL_RAN_ON: tuple[str, ...] = ()  # accelerators on which a kernel was seen to run: "auto" takes it there
-
 # The length from which blocks are chosen, queries and keys alike. CPU: they are faster from about there on, and slower
 # at 512. TPU, by the compiler: at 512 they need a fifth fewer cycles and half the memory. GPU, by the compiler: from
 # there on the scores take more memory than the rest of a layer; blocks have 1.4 to 1.5 times the traffic at any length.
@@ -59,9 +57,8 @@ class Form:
         )
 
     def wants_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
-        """Whether a kernel is asked for, or "auto" takes one that was seen to run. Needs shapes that are known, too."""
-        wanted = self.requested == "kernel" or (self.requested == "auto" and self.accelerator in _KERNEL_RAN_ON)
-        return wanted and _known(batch, queries, keys)
+        """Whether a kernel is asked for, and such sizes are known; "auto" takes none before one was seen to run."""
+        return self.requested == "kernel" and _known(batch, queries, keys)
 
     def keeps_axes(self) -> bool:
         """Whether products are written over the axes as they are, and the compiler is left to move them.
@@ -82,13 +79,12 @@ class Form:
     def why(self) -> str:
         """The reason for what is chosen."""
         name, least = self.accelerator.upper(), f"{_FROM[self.accelerator]:,}"
-        unseen = self.accelerator not in _KERNEL_RAN_ON
-        if self.requested == "kernel" and unseen:
+        if self.requested == "kernel":
             return f"train.attention; compiled for a {name}, but not yet seen to run on one"
         if self.requested != "auto":
             return "train.attention"
         kernel = attention_kernel.KERNELS.get(self.accelerator)
-        untried = f"; 'kernel' is {kernel}, not yet seen to run on one" if kernel and unseen else ""
+        untried = f"; 'kernel' is {kernel}, not yet seen to run on one" if kernel else ""
         return f"auto: blocks from {least} x {least} tokens on a {name}{untried}"
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
@@ -36,12 +37,11 @@ def unfit(accelerator: str, *, queries: int, keys: int, width: int, dtype: tf.DT
         return f"{name} drops no attention weights here, and a share of {rate:g} is to be dropped"
     if accelerator == "tpu" and (queries % _UNIT or keys % _UNIT):
         return f"{name} takes lengths that are multiples of {_UNIT}, not {queries:,} x {keys:,}"
-    if accelerator == "gpu" and dtype not in (tf.float16, tf.bfloat16):
-        return f"{name} takes float16 and bfloat16, not {dtype.name}; see train.precision"
-    if accelerator == "gpu" and (width % 8 or width > _CUDNN_WIDTH or queries % 2 or keys % 2):
+    odd = width % 8 or width > _CUDNN_WIDTH or queries % 2 or keys % 2
+    if accelerator == "gpu" and (odd or dtype not in (tf.float16, tf.bfloat16)):
         return (
-            f"{name} takes even lengths and heads of a multiple of 8 up to {_CUDNN_WIDTH}, not {queries:,} x {keys:,} "
-            f"and heads of {width}"
+            f"{name} takes float16 and bfloat16, even lengths and heads of a multiple of 8 up to {_CUDNN_WIDTH}, not "
+            f"{dtype.name}, {queries:,} x {keys:,} and heads of {width}"
         )
     return ""
 
@@ -96,17 +96,10 @@ def _splash(
     shape = query.shape[1], key.shape[1]
     of_query, of_key = (_divisor(length, _BLOCK) for length in shape)
     computed, fused = _divisor(of_key, _COMPUTED), shape[1] <= _FUSED * of_key
-    sizes = splash.BlockSizes(
-        block_q=of_query,
-        block_kv=of_key,
-        block_kv_compute=computed,
-        block_q_dkv=of_query,
-        block_kv_dkv=of_key,
-        block_kv_dkv_compute=computed,
-        block_q_dq=None if fused else of_query,
-        block_kv_dq=None if fused else of_key,
-        use_fused_bwd_kernel=fused,
-    )
+    blocks: dict[str, Any] = {"block_q": of_query, "block_kv": of_key, "block_kv_compute": computed}
+    blocks |= {"block_q_dkv": of_query, "block_kv_dkv": of_key, "block_kv_dkv_compute": computed}
+    blocks |= {} if fused else {"block_q_dq": of_query, "block_kv_dq": of_key}
+    sizes = splash.BlockSizes(**blocks, use_fused_bwd_kernel=fused)
     mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
     every_head = masks.MultiHeadMask([mask] * query.shape[2])
     kernel = splash.make_splash_mha_single_device(every_head, block_sizes=sizes, interpret=interpret)
@@ -131,24 +124,16 @@ def _cudnn(causal: bool, query: Any, key: Any, value: Any, query_segments: Any, 
     )
 
 
-@contextlib.contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
+def _as_on_a_gpu() -> contextlib.AbstractContextManager[Any]:
     """Has JAX take cuDNN's kernel without one here: as for cuDNN 9.10 on an A100, without gradients of the mask."""
     # Leans on JAX: it asks these functions about the machine. Noticed by tests/preflight/test_kernels.py. Then: see
     # what `jax.nn.dot_product_attention` asks in the new version; train.attention = 'kernel' on GPUs needs it.
     from jax._src.cudnn import fused_attention_stablehlo as asked
 
-    answers: dict[str, Callable[..., Any]] = {
-        "check_cudnn_version": lambda: 91000,
-        "check_compute_capability": lambda capability: False,
-        "is_cuda_compute_capability_equal": lambda capability: False,
-        "should_export_dbias": lambda *_: False,
-    }
-    before = {name: getattr(asked, name) for name in answers}
-    try:
-        for name, answer in answers.items():
-            setattr(asked, name, answer)
-        yield
-    finally:
-        for name, answer in before.items():
-            setattr(asked, name, answer)
+    return mock.patch.multiple(
+        asked,
+        check_cudnn_version=lambda: 91000,
+        check_compute_capability=lambda capability: False,
+        is_cuda_compute_capability_equal=lambda capability: False,
+        should_export_dbias=lambda *_: False,
+    )

@@ -11,25 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 # 2.18 and 2.19 do not know all of the StableHLO that JAX 0.10.2 writes ("Cannot deserialize computation").
 _OLDEST = (2, 20)
-# That a step is lowered on another device than it is compiled for is no mistake.
-_PLATFORM_UNCHECKED = ("platform",)
+_TAKES = {"version", "platforms", "disabled_checks"}
+_CUDNN = [f"__cudnn$fmha{kind}" for kind in ("ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward")]
 
 
 def missing() -> str:
     """Why this TensorFlow cannot call functions of JAX; "" where it can. Does not import JAX."""
-    call = getattr(_tfxla(), "call_module", None)
-    if tuple(map(int, tf.__version__.split(".")[:2])) < _OLDEST:
-        return f"TensorFlow {tf.__version__} cannot read functions that JAX 0.10.2 exports; 2.20 and 2.21 can"
-    lacking = {"version", "platforms", "disabled_checks"}.difference(inspect.signature(call).parameters if call else ())
-    if not lacking:
+    call = getattr(tfxla, "call_module", None)
+    new = tuple(map(int, tf.__version__.split(".")[:2])) >= _OLDEST
+    if new and call is not None and set(inspect.signature(call).parameters) >= _TAKES:
         return ""
-    return (
-        f"TensorFlow {tf.__version__} has no XlaCallModule with {', '.join(sorted(lacking))}, by which functions of "
-        "JAX are called; tried with TensorFlow 2.20 and 2.21"
-    )
+    return f"TensorFlow {tf.__version__} cannot call functions that JAX 0.10.2 exports; 2.20 and 2.21 can"
 
 
 def differentiable(
@@ -88,15 +84,10 @@ def _exported(function: Callable[..., Any], specs: Sequence[Any], platform: str)
     from jax import export
 
     with jax.enable_x64(False):  # kernels of Pallas are written without; --engine=pjrt turns it on
-        # JAX promises no stable form of any library's kernel; what is exported here is compiled by the same JAX.
-        unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_KERNELS]
+        # JAX promises no stable form of a library's kernel; nothing that is exported here is kept.
+        unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _CUDNN]
         traced = jax.jit(function, keep_unused=True)
         return export.export(traced, platforms=[platform], disabled_checks=unchecked)(*specs)
-
-
-_LIBRARY_KERNELS = [
-    f"__cudnn$fmha{name}Softmax{direction}" for name in ("", "ScaleBias") for direction in ("", "Backward")
-]
 
 
 def _call(exported: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -104,21 +95,13 @@ def _call(exported: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     # Leans on TensorFlow: `call_module` of a private module takes what jax.export makes. Noticed by
     # tests/models/test_attention_kernel.py. Then: see what jax2tf calls in the new version; train.attention = 'kernel'
     # needs it.
-    found = _tfxla().call_module(
+    found = tfxla.call_module(
         values,
         version=exported.calling_convention_version,
         module=exported.mlir_module_serialized,
         Tout=[tf.dtypes.as_dtype(one.dtype.name) for one in results],
         Sout=[one.shape for one in results],
         platforms=[platform.upper() for platform in exported.platforms],
-        disabled_checks=_PLATFORM_UNCHECKED,
+        disabled_checks=("platform",),  # a step for a TPU or GPU is lowered on a CPU
     )
     return [tf.ensure_shape(one, of.shape) for one, of in zip(found, results, strict=True)]
-
-
-def _tfxla() -> Any:
-    try:
-        from tensorflow.compiler.tf2xla.python import xla
-    except ImportError:
-        return None
-    return xla

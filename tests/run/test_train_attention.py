@@ -114,12 +114,12 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
     message = "TensorFlow"
     if lacking == "jax":
         monkeypatch.setitem(sys.modules, "jax", None)
-        message = "train.attention = 'kernel' needs JAX: "
+        message = "train.attention = 'kernel' needs JAX, which is not installed: "
     elif lacking == "call_module":
         monkeypatch.delattr(tfxla, "call_module")
     elif lacking == "2.20":
         monkeypatch.setattr(tf, "__version__", "2.19.1")
-        message = "TensorFlow 2.19.1 cannot read functions that JAX 0.10.2 exports"
+        message = "TensorFlow 2.19.1 cannot call functions that JAX 0.10.2 exports"
     else:
         monkeypatch.setattr(tfxla, "call_module", lambda args, *, version, module, Tout, Sout, platforms=(): None)
     code, _, err = dry_run("lm_tpu.gin", "language_model.layers = 1", KERNEL)

@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -162,8 +163,7 @@ def count(module: Module) -> Costs:
     chains: dict[str, Collective] = {}
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    attention_kernels: list[kernels_lib.AttentionKernel] = []
-    unknown_kernels: list[Instruction] = []
+    kernels: list[tuple[Instruction, kernels_lib.AttentionKernel | None]] = []
     unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
     for computation, times in executed(module):
@@ -172,13 +172,12 @@ def count(module: Module) -> Costs:
             products = [_matrix_op(at, each, times) for at, each in inside if each.opcode in ("convolution", "dot")]
             of_kernel = kernels_lib.attention(computation, one)
             if of_kernel is not None:
-                attention_kernels.append(of_kernel)
                 products.append(_of_kernel(one, of_kernel, times))
+            if kernels_lib.is_kernel(one):
+                kernels.append((one, of_kernel))
             matrix_ops += products
             moved = times * _hbm_bytes(module, computation, one)
             hbm_bytes += moved
-            if kernels_lib.is_kernel(one) and of_kernel is None:
-                unknown_kernels.append(one)
             if one.cycles is not None or _should_be_estimated(one):
                 named = (each.source for _, each in reversed(inside) if each.source.op_name)
                 operation = Operation(
@@ -206,15 +205,15 @@ def count(module: Module) -> Costs:
         (one, each) for one, each in operations if each.cycles is not None or _matters(one) or each.hbm_bytes > least
     ]
     unknown = [one for one, each in weighty if each.cycles is None]
-    told, hidden = len(weighty) > len(unknown), any(one is other for one in unknown for other in unknown_kernels)
+    told, hidden = len(weighty) > len(unknown), any(known is None and one.cycles is None for one, known in kernels)
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
         operations=tuple(each for _, each in weighty) if told and not hidden else (),
         unestimated=len(unknown) if told else 0,
-        kernels=len(unknown_kernels),
-        attention_kernels=len(attention_kernels),
-        library_kernels=sum(one.is_library for one in attention_kernels),
+        kernels=sum(known is None for _, known in kernels),
+        attention_kernels=sum(known is not None for _, known in kernels),
+        library_kernels=sum(known is not None and known.is_library for _, known in kernels),
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(chains.values()),
         host_transfers=tuple(host),
@@ -302,15 +301,9 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
 
 
 def _of_kernel(one: Instruction, kernel: kernels_lib.AttentionKernel, times: int) -> MatrixOp:
-    return MatrixOp(
-        source=one.source,
-        flops=kernel.flops * times,
-        contracted=kernel.width,
-        columns=kernel.keys,
-        rows=kernel.rows,
-        dtypes=kernel.dtypes,
-        sizes=(kernel.rows, kernel.width, kernel.keys),
-    )
+    rows, width, keys = kernel.sizes
+    sizes: dict[str, Any] = {"contracted": width, "columns": keys, "rows": rows, "sizes": kernel.sizes}
+    return MatrixOp(source=one.source, flops=kernel.flops * times, dtypes=kernel.dtypes, **sizes)
 
 
 def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:

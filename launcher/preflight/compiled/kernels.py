@@ -28,23 +28,13 @@ _ALL_AT_ONCE = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionKernel:
-    """One call of a kernel of attention.
+    """One call of a kernel of attention."""
 
-    Attributes:
-      flops: of its matrix products.
-      exponentials: of scores.
-      rows, width, keys: queries of all heads and rows, of a head and of a row.
-      dtypes: of queries and keys.
-      is_library: whether it is NVIDIA's, which takes memory of its own when it runs.
-    """
-
-    flops: float
-    exponentials: float
-    rows: int
-    width: int
-    keys: int
-    dtypes: tuple[str, str]
-    is_library: bool
+    flops: float  # of its matrix products
+    exponentials: float  # of scores
+    sizes: tuple[int, int, int]  # queries of all heads and rows, width of a head, keys of a row
+    dtypes: tuple[str, str]  # of queries and keys
+    is_library: bool  # cuDNN's, which takes memory of its own when it runs
 
 
 def is_kernel(one: Instruction) -> bool:
@@ -81,9 +71,7 @@ def attention(computation: Computation, one: Instruction) -> AttentionKernel | N
     return AttentionKernel(
         flops=2.0 * products * share * rows * keys * query.dims[-1],
         exponentials=passes * share * rows * keys,
-        rows=rows,
-        width=query.dims[-1],
-        keys=keys,
+        sizes=(rows, query.dims[-1], keys),
         dtypes=(query.dtype, key.dtype),
         is_library=is_library,
     )
