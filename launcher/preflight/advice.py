@@ -166,6 +166,16 @@ def _of_program(costs: Costs) -> Iterator[str]:
             f"{costs.kernels} operations are kernels of their own (Pallas): their arithmetic is in no estimate, and "
             "they are taken to read all that they are given"
         )
+    if costs.attention_kernels:
+        yield (
+            f"{costs.attention_kernels} operations are kernels of attention: of their time only a floor is known, what "
+            "their products, exponentials and one reading of their operands need, and none of it was measured"
+        )
+    if costs.library_kernels:
+        yield (
+            f"the workspace of {costs.library_kernels} kernels of cuDNN is not known, nor in the memory needed: cuDNN "
+            "chooses it on the GPU"
+        )
 
 
 def padding(costs: Costs, hbm: HbmUse, chip: Chip) -> Iterator[str]:

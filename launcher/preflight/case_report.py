@@ -242,7 +242,8 @@ def _without_estimate(costs: Costs) -> str:
     """What the compiler's cost model leaves out."""
     if not costs.unestimated:
         return ""
-    taken = ", taken at what their memory traffic needs" if costs.operations else ""
+    kernels = ", kernels of attention also at their products and exponentials" if costs.attention_kernels else ""
+    taken = f", taken at what their memory traffic needs{kernels}" if costs.operations else ""
     return f"; the compiler has no estimate for {plural(costs.unestimated, 'operation')}{taken}"
 
 
@@ -348,6 +349,7 @@ def _costs_json(finding: SliceFinding, costs: Costs) -> Mapping[str, Any]:
         "dynamic_shapes": len(costs.dynamic),
         "operations_without_estimate": costs.unestimated,
         "custom_kernels": costs.kernels,
+        "attention_kernels": costs.attention_kernels,
         "kernels_by_kind": dict(costs.kernels_by_kind),
         "recomputed": len(costs.recomputed),
     }

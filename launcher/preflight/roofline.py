@@ -16,6 +16,8 @@ from launcher.preflight.targets import Target
 VECTOR_UNIT = "vector unit"
 """What is said to bound operations that fill neither the memory's bandwidth nor the matrix unit."""
 
+# Of 1,024 exponentials on the vector unit: what libtpu 0.0.52 reckons with for those of a softmax on a v5e.
+_EXPONENTIAL_CYCLES = 14
 _FILLED = 0.5  # share of an operation's time that it needs at least at the peak of what it fills
 
 
@@ -126,6 +128,8 @@ def _estimated(costs: Costs, where: Target) -> dict[str, float]:
 def of_operation(one: Operation, where: Target) -> tuple[float, str]:
     """Seconds that an operation takes in the cost model, without an estimate at least; and what it fills."""
     roofs = {"compute": one.flops / where.peak_flops, where.memory_name: where.memory_seconds(one)}
+    if one.cycles is None and where.clock is not None:
+        roofs[VECTOR_UNIT] = one.exponentials * _EXPONENTIAL_CYCLES / 1024 / where.clock
     name = max(roofs, key=lambda name: roofs[name])
     if one.cycles is None or where.clock is None:
         return roofs[name], name

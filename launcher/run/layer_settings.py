@@ -6,20 +6,21 @@ takes its statistics over; `train.rematerialize`, whether layers compute their a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
-from launcher.machine import xla
+from launcher.machine import installation, xla
 from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, walk
 from launcher.tasks import text
+from models.transformer import jax_function
 from models.transformer.attention import Attention
 from models.transformer.attention_form import Form
 
@@ -106,6 +107,31 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
         )
     for layer in layers:
         layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
+    if requested == "kernel":
+        _check_kernel(model, layers, plan)
+
+
+def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan) -> None:
+    """Raises UsageError where no kernel could compute the attention of the training step."""
+    asked = "train.attention = 'kernel'"
+    # What knows no lengths, or not before its data is read, is asked about everything else.
+    for lengths in _attended_lengths(model, plan).values() or [(None, None)]:
+        queries, keys = (length or 0 for length in lengths)
+        for why in filter(None, (layer.unfit(queries, keys) for layer in layers)):
+            raise UsageError(f"{asked}: {why}; leave the binding out for what suits the rows and the devices")
+    if not plan.is_compiled:
+        raise UsageError(f"{asked} needs train.jit_compile = True, for XLA alone can call the kernel")
+    if why := jax_function.missing():
+        raise UsageError(f"{asked}: {why}")
+    installation.require_python_of_jax(asked)
+    installation.required("jax", by=asked, extra="preflight", package="JAX")
+
+
+def _attended_lengths(model: keras.Model, plan: RunPlan) -> dict[str, tuple[int | None, int | None]]:
+    """Queries and keys of each kind of attention in a microbatch, as far as data and model tell."""
+    if not isinstance(plan.data, SpecifiesBatches) or not hasattr(model, "attended_lengths"):
+        return {}
+    return dict(model.attended_lengths(plan.data.batch_spec(plan.microbatch_size)))
 
 
 def _set_rematerialization(model: keras.Model, plan: RunPlan) -> None:
@@ -151,10 +177,9 @@ def _described_attention(plan: RunPlan, model: keras.Model) -> dict[str, str]:
     if layer is None:
         return {}
     told, why = plan.recipe.attention, layer.form.why
-    if isinstance(plan.data, SpecifiesBatches) and hasattr(model, "attended_lengths"):
-        spec = plan.data.batch_spec(plan.microbatch_size)
+    if attended := _attended_lengths(model, plan):
         forms: dict[str, list[str]] = {}
-        for name, lengths in model.attended_lengths(spec).items():
+        for name, lengths in attended.items():
             forms.setdefault(layer.form_for(plan.microbatch_size, *lengths), []).append(name)
         told = "; ".join(form if len(forms) == 1 else f"{form} ({', '.join(of)})" for form, of in forms.items())
     return {"attention": f"{told} ({why})"}

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from launcher.tasks.cross_entropy import COMPUTED_AGAIN
+from models.transformer.attention_kernel import CAUSAL_SCOPE, SCOPE
 
 # TensorFlow numbers scopes of one name. Gradients of what is computed again have its name behind their own scope.
 # Leans on TensorFlow: names of operations show what the backward pass computes, and what again. Noticed by
 # tests/step/test_flops.py. Then: find the new names; only FLOP/s and MFU are affected.
 _AGAIN, _GRADIENT = (re.compile(rf"(^|/)({names})(_\d+)?/") for names in (COMPUTED_AGAIN, "gradient_tape|gradients"))
+_KERNEL = re.compile(rf"(^|/)({SCOPE}|{CAUSAL_SCOPE})(_\d+)?/")
 _LOOPS = ("While", "StatelessWhile")
 _PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -61,7 +63,8 @@ def _of_nodes(
     model = hardware = 0.0
     for node in nodes:
         repeated = again or bool(_AGAIN.search(node.name) and not _GRADIENT.search(node.name))
-        own = _of_node(node, [_input(name, shapes) for name in node.input if name[0] != "^"])
+        inputs = [_input(name, shapes) for name in node.input if name[0] != "^"]
+        again_inside, own = _of_kernel(node, inputs) if node.op == "XlaCallModule" else (0.0, _of_node(node, inputs))
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]
         of_loop = loops[node.op in _LOOPS :]
@@ -71,7 +74,7 @@ def _of_nodes(
             turns = _turns(node, nodes, library) or next(iter(loops), 0)
             if not turns:
                 raise _NotCountable
-        model += (0.0 if repeated else own) + turns * sum(one.model for one in inner)
+        model += (0.0 if repeated else own - again_inside) + turns * sum(one.model for one in inner)
         hardware += own + turns * sum(one.hardware for one in inner)
     return Flops(model, hardware)
 
@@ -155,6 +158,21 @@ def _of_node(node: Any, inputs: list[_Shape]) -> float:
     kernel = _static(_output(node) if "BackpropFilter" in node.op else inputs[1])
     taps = kernel[:-2] if kind.startswith("Depthwise") else kernel[:-1]
     return 2.0 * math.prod(result) * math.prod(taps)
+
+
+def _of_kernel(node: Any, inputs: list[_Shape]) -> tuple[float, float]:
+    """FLOPs of a kernel of attention that are computed again in it, and all; of a causal mask, those that are needed.
+
+    The gradient's kernel gives three arrays, of queries, keys and values, and computes the scores again.
+    """
+    scope = _KERNEL.search(node.name)
+    if scope is None:
+        raise _NotCountable
+    results = [_static(_shape(one)) for one in node.attr["_output_shapes"].list.shape]
+    is_gradient = bool(_GRADIENT.search(node.name))
+    query, key = results[:2] if is_gradient else map(_static, inputs[:2])
+    product = 2.0 * math.prod(query) * key[1] * (0.5 if scope[2] == CAUSAL_SCOPE else 1.0)
+    return (product, 5 * product) if is_gradient else (0.0, 2 * product)
 
 
 def _of_einsum(equation: str, inputs: Sequence[_Shape]) -> float:

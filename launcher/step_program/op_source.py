@@ -36,7 +36,7 @@ def short_name(op_name: str) -> str:
     "gradient_tape/resnet50_1/stem_1/convolution_12" gives "resnet50/stem/convolution (backward)".
     """
     # Of operations that a compiler made one of, it keeps all names.
-    path = inner_name(op_name.partition(" at ")[0].partition(";")[0])
+    path = inner_name(op_name.partition(" at ")[0].partition(";")[0]).partition("/XlaCallModule/")[0]
     backward = any(part in path for part in _GRADIENT)
     for part in _GRADIENT:
         path = path.replace(part, "")

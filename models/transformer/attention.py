@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.transformer.attention_form import Form
+from models.transformer.attention_kernel import KERNELS, attend_by_kernel, unfit
 from models.transformer.blockwise_attention import attend_in_blocks
 from models.transformer.layers import Dropout, projection, sizes
 from models.transformer.positions import Visibility, rotate
@@ -107,7 +108,8 @@ class Attention(keras.layers.Layer):
             from its context much earlier in training (Olsson et al. 2022, arXiv 2209.11895). Needs positions.
 
     Attributes:
-        form: How `call` computes; whoever trains the model may set another one before it is traced.
+        form: How `call` computes; whoever trains the model may set another one before it is traced. Where it asks for
+            a kernel and none fits, or XLA does not compile, it is as with "auto".
     """
 
     def __init__(
@@ -164,6 +166,8 @@ class Attention(keras.layers.Layer):
         parts, compiling = (query, cache["key"], cache["value"]), self.form.compiling()
         batch, queries, heads, _ = query.shape
         keys = cache["key"].shape[1]
+        if compiling and self._is_by_kernel(batch, queries, keys):
+            return self._join(attend_by_kernel(*parts, visible, accelerator=self.form.accelerator))
         blocks = self.form.blocks(batch=batch, queries=queries, keys=keys, heads=heads, causal=visible.causal)
         if blocks is None:
             drop = self.dropout.with_seed(seed)
@@ -176,9 +180,19 @@ class Attention(keras.layers.Layer):
             attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)
         return self._join(attended)
 
-    def form_for(self, batch: int, queries: int, keys: int) -> str:
+    def form_for(self, batch: int, queries: int | None, keys: int | None) -> str:
         """The form in which `call` computes for such sizes, as a person reads it."""
+        if self._is_by_kernel(batch, queries, keys):
+            return KERNELS[self.form.accelerator]
         return self.form.describe(batch=batch, queries=queries, keys=keys, heads=self._heads)
+
+    def unfit(self, queries: int, keys: int) -> str:
+        """Why no kernel computes this over such lengths; "" where one does."""
+        head = {"width": self._head_width, "dtype": tf.as_dtype(self.compute_dtype), "rate": self.dropout.rate}
+        return unfit(self.form.accelerator, queries=queries, keys=keys, **head)
+
+    def _is_by_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
+        return self.form.wants_kernel(batch, queries, keys) and not self.unfit(queries, keys)
 
     def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:
         """Keys and values [batch, keys, key heads, head width] of `memory` [batch, keys, width]."""

@@ -1,4 +1,4 @@
-"""Which form attention is computed in: the scores of all positions at once ("plain"), or in blocks."""
+"""Which form attention is computed in: the scores of all positions at once ("plain"), in blocks, or by a kernel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from models.transformer import attention_kernel
 from models.transformer.blockwise_attention import Blocks
 
-FORMS = ("auto", "plain", "blocks")
+FORMS = ("auto", "plain", "blocks", "kernel")
 
 # The length from which blocks are chosen, queries and keys alike. CPU: they are faster from about there on, and slower
 # at 512. TPU, by the compiler: at 512 they need a fifth fewer cycles and half the memory. GPU, by the compiler: from
@@ -22,9 +23,9 @@ _UNIT = 128  # what a block's length is a multiple of, unless it is the whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How an attention layer computes its outputs; those of both forms are equal up to rounding."""
+    """How an attention layer computes its outputs; those of all forms are equal up to rounding."""
 
-    requested: str = "plain"  # or "blocks", or "auto" for what suits the shapes
+    requested: str = "plain"  # or "blocks", "kernel", or "auto" for what suits the shapes
     accelerator: str = "cpu"  # or "gpu", or "tpu"
     compiling: Callable[[], bool] = bool  # tells while a model is called whether XLA compiles that
 
@@ -33,10 +34,9 @@ class Form:
 
         Blocks need shapes that are known when a graph is made: without them, as in an exported model, it is plain.
         """
-        shape = (batch, queries, keys)
-        if self.requested == "plain" or not all(isinstance(size, int) and size > 0 for size in shape):
+        if self.requested == "plain" or not _known(batch, queries, keys):
             return None
-        if self.requested == "auto" and queries * keys < _FROM[self.accelerator] ** 2:
+        if self.requested != "blocks" and queries * keys < _FROM[self.accelerator] ** 2:
             return None
         longest, most = _LONGEST[self.accelerator], _BYTES[self.accelerator]
         while longest > _UNIT and 4 * heads * longest**2 > most:
@@ -56,6 +56,10 @@ class Form:
             causal=causal,
         )
 
+    def wants_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
+        """Whether a kernel is asked for, and such sizes are known; "auto" takes none before one was seen to run."""
+        return self.requested == "kernel" and _known(batch, queries, keys)
+
     def keeps_axes(self) -> bool:
         """Whether products are written over the axes as they are, and the compiler is left to move them.
 
@@ -63,7 +67,7 @@ class Form:
         """
         return self.accelerator == "tpu" and self.compiling()
 
-    def describe(self, *, batch: int, queries: int, keys: int, heads: int) -> str:
+    def describe(self, *, batch: Any, queries: Any, keys: Any, heads: int) -> str:
         """The form chosen for scores [batch, heads, queries, keys], as a person reads it."""
         found = self.blocks(batch=batch, queries=queries, keys=keys, heads=heads)
         if found is None:
@@ -74,10 +78,18 @@ class Form:
     @property
     def why(self) -> str:
         """The reason for what is chosen."""
+        name, least = self.accelerator.upper(), f"{_FROM[self.accelerator]:,}"
+        if self.requested == "kernel":
+            return f"train.attention; compiled for a {name}, but not yet seen to run on one"
         if self.requested != "auto":
             return "train.attention"
-        least = f"{_FROM[self.accelerator]:,}"
-        return f"auto: blocks from {least} x {least} tokens on a {self.accelerator.upper()}"
+        kernel = attention_kernel.KERNELS.get(self.accelerator)
+        untried = f"; 'kernel' is {kernel}, not yet seen to run on one" if kernel else ""
+        return f"auto: blocks from {least} x {least} tokens on a {name}{untried}"
+
+
+def _known(*sizes: Any) -> bool:
+    return all(isinstance(size, int) and size > 0 for size in sizes)
 
 
 def _evenly(length: int, longest: int) -> int:

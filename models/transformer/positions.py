@@ -73,6 +73,12 @@ class Visibility:
         allowed = same_segment(self.query_segments, self.key_segments)
         return allowed & no_later(sizes(self.key_segments)[1]) if self.causal else allowed
 
+    def sees(self) -> tf.Tensor:
+        """bool [batch, queries]: whether a query may look anywhere."""
+        if self.query_segments is self.key_segments:
+            return self.query_segments != 0  # at least at itself
+        return tf.reduce_any(self.allowed(), axis=-1)
+
 
 def same_segment(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:
     """bool [..., queries, keys]: whether both belong to one segment; segment 0 is padding and belongs to nothing."""

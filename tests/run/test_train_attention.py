@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from launcher import main as entry
 
@@ -22,6 +26,7 @@ def dry_run(capsys, tmp_path, monkeypatch):
     return run
 
 
+KERNEL = "train.attention = 'kernel'"
 SMALL = ("language_model.layers = 1", "language_model.width = 24")
 
 
@@ -38,7 +43,13 @@ SMALL = ("language_model.layers = 1", "language_model.width = 24")
         (
             "lm_long_tpu.gin",
             ("language_model.layers = 1", "text_corpus.vocab_size = 512"),
-            "blocks of 1024 x 1024 tokens, 1 row at a time (auto: blocks from 512 x 512 tokens on a TPU)",
+            "blocks of 1024 x 1024 tokens, 1 row at a time (auto: blocks from 512 x 512 tokens on a TPU; 'kernel' is "
+            "splash attention, not yet seen to run on one)",
+        ),
+        (
+            "lm_long_tpu.gin",
+            ("language_model.layers = 1", "text_corpus.vocab_size = 512", KERNEL),
+            "splash attention (train.attention; compiled for a TPU, but not yet seen to run on one)",
         ),
         (
             "transformer_cpu.gin",
@@ -60,7 +71,7 @@ def test_a_model_without_attention_has_no_line(dry_run):
 @pytest.mark.parametrize(
     ("recipe", "form", "message"),
     [
-        ("lm_cpu.gin", "ring", "train.attention = 'ring': must be one of 'auto', 'plain', 'blocks'"),
+        ("lm_cpu.gin", "ring", "train.attention = 'ring': must be one of 'auto', 'plain', 'blocks', 'kernel'"),
         (
             "resnet_cpu.gin",
             "blocks",
@@ -71,6 +82,47 @@ def test_a_model_without_attention_has_no_line(dry_run):
 def test_a_form_that_cannot_be_is_refused(dry_run, recipe, form, message):
     small = SMALL if recipe == "lm_cpu.gin" else ("resnet.depth = 8",)
     code, _, err = dry_run(recipe, *small, f"train.attention = '{form}'")
+    assert code == 64
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "bindings", "message"),
+    [
+        ("lm_cpu.gin", (), "there is no kernel of attention for a CPU, only for TPUs and NVIDIA GPUs; leave the"),
+        ("lm_tpu.gin", ("text_corpus.length = 500",), "takes lengths that are multiples of 128, not 500 x 500"),
+        ("lm_tpu.gin", ("language_model.attention_dropout = 0.1",), "a share of 0.1 is to be dropped"),
+        (
+            "transformer_tpu.gin",
+            ("text_pairs.row_length = 300", "transformer.layers = 1"),
+            "multiples of 128, not 300 x 300",
+        ),
+    ],
+)
+def test_a_kernel_that_does_not_fit_is_refused_before_anything_is_traced(dry_run, recipe, bindings, message):
+    small = () if recipe.startswith("transformer") else ("language_model.layers = 1",)
+    code, _, err = dry_run(recipe, *small, *bindings, KERNEL)
+    assert code == 64
+    assert "train.attention = 'kernel': " in err
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("lacking", ["jax", "call_module", "disabled_checks", "2.20"])
+def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, lacking):
+    message = "TensorFlow"
+    if lacking == "jax":
+        monkeypatch.setitem(sys.modules, "jax", None)
+        message = "train.attention = 'kernel' needs JAX, which is not installed: "
+    elif lacking == "call_module":
+        monkeypatch.delattr(tfxla, "call_module")
+    elif lacking == "2.20":
+        monkeypatch.setattr(tf, "__version__", "2.19.1")
+        message = "TensorFlow 2.19.1 cannot call functions that JAX 0.10.2 exports"
+    else:
+        monkeypatch.setattr(tfxla, "call_module", lambda args, *, version, module, Tout, Sout, platforms=(): None)
+    code, _, err = dry_run("lm_tpu.gin", "language_model.layers = 1", KERNEL)
     assert code == 64
     assert message in err
     assert "Traceback" not in err

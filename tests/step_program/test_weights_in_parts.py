@@ -12,6 +12,7 @@ import text_run
 
 from launcher.errors import UsageError
 from launcher.step_program import jax_parts, lowering, weights_in_parts
+from models.transformer import attention_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,19 @@ def assert_trains_equal(found, expected, tolerance=0.0):
 def test_a_language_model_trains_to_the_same_bits(text_folder, run_launcher, tmp_path):
     more = ("train.precision = 'mixed_bfloat16'", "language_model.dropout = 0.15")
     assert_trains_equal(*in_parts.run_both(tmp_path, *language_model(text_folder, *more), run_launcher))
+
+
+@pytest.mark.heavy
+def test_with_attention_by_a_kernel_it_trains_as_with_plain_attention(text_folder, run_launcher, tmp_path, monkeypatch):
+    monkeypatch.setitem(attention_kernel.KERNELS, "cpu", "splash attention, interpreted")
+    lengths = ("text_corpus.length = 128", "language_model.max_length = 128", "train.jit_compile = True")
+
+    def trained(attention, shard):
+        recipe, params = language_model(text_folder, *lengths, f"train.attention = '{attention}'")
+        folder = tmp_path / attention
+        return in_parts.run(in_parts.write(folder, recipe, params, shard=shard, replicas=8, steps=4), run_launcher)
+
+    assert_trains_equal(trained("kernel", "all"), trained("plain", "none"), 2e-5)
 
 
 def test_in_a_loop_over_microbatches_gradients_are_summed_as_parts(text_folder, run_launcher, tmp_path):

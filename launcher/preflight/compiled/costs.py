@@ -11,9 +11,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from launcher.preflight.compiled import kernels as kernels_lib
 from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
 from launcher.preflight.compiled.trip_counts import turns
 
@@ -41,14 +43,13 @@ _FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"
 _CALLS = (
     "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
 )  # fmt: skip
-_KERNEL = "tpu_custom_call"  # Pallas and Mosaic
 _WORTH_NAMING = 0.001  # share of the HBM traffic of an operation without an estimate
 _LANES, _SUBLANES = 128, 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MatrixOp:
-    """A convolution or matrix product.
+    """A convolution or matrix product, or those of a kernel of attention.
 
     Attributes:
       flops: of all its turns, a multiply-add being two.
@@ -111,6 +112,7 @@ class Operation:
     cycles: int | None  # of the compiler's own cost model; None where it has no estimate
     flops: float  # of the matrix products and convolutions in it
     hbm_bytes: int  # read and written
+    exponentials: float = 0.0  # of a kernel that the cost model knows nothing of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,10 +123,12 @@ class Costs:
       flops: of matrix products and convolutions.
       hbm_bytes: read from and written to HBM, padding included; what stays on the chip is not counted.
       operations: those that the compiler's own cost model has cycles for, and those worth mentioning that it has none
-        for, collectives left out; empty where it has cycles for none, or none for a kernel, which may be most of the
-        step.
+        for, collectives left out; empty where it has cycles for none, or none for a kernel of which nothing is known,
+        which may be most of the step.
       unestimated: how many worth mentioning it has no cycles for.
-      kernels: operations that are programs of their own, written for the TPU: their arithmetic is not seen.
+      kernels: operations that are programs of their own, of whose arithmetic nothing is known.
+      attention_kernels: those that are attention, whose arithmetic is counted.
+      library_kernels: how many of these take a workspace that nobody knows before they run.
       host_transfers: instructions that wait for the host.
       dynamic: instructions whose shape is not known before they run.
       unknown_loops: loops whose turns the compiler does not know, counted once.
@@ -142,6 +146,8 @@ class Costs:
     operations: tuple[Operation, ...] = ()
     unestimated: int = 0
     kernels: int = 0
+    attention_kernels: int = 0
+    library_kernels: int = 0
     kernels_by_kind: Mapping[str, int] = dataclasses.field(default_factory=dict)
     recomputed: tuple[Instruction, ...] = ()
 
@@ -157,16 +163,21 @@ def count(module: Module) -> Costs:
     chains: dict[str, Collective] = {}
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    unknown_loops = hbm_bytes = kernels = 0
+    kernels: list[tuple[Instruction, kernels_lib.AttentionKernel | None]] = []
+    unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
     for computation, times in executed(module):
         for one in computation.instructions.values():
             inside = list(_with_fused(module, computation, one))
             products = [_matrix_op(at, each, times) for at, each in inside if each.opcode in ("convolution", "dot")]
+            of_kernel = kernels_lib.attention(computation, one)
+            if of_kernel is not None:
+                products.append(_of_kernel(one, of_kernel, times))
+            if kernels_lib.is_kernel(one):
+                kernels.append((one, of_kernel))
             matrix_ops += products
             moved = times * _hbm_bytes(module, computation, one)
             hbm_bytes += moved
-            kernels += _is_kernel(one)
             if one.cycles is not None or _should_be_estimated(one):
                 named = (each.source for _, each in reversed(inside) if each.source.op_name)
                 operation = Operation(
@@ -175,6 +186,7 @@ def count(module: Module) -> Costs:
                     cycles=None if one.cycles is None else times * one.cycles,
                     flops=sum(product.flops for product in products),
                     hbm_bytes=moved,
+                    exponentials=times * of_kernel.exponentials if of_kernel else 0.0,
                 )
                 operations.append((one, operation))
             unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
@@ -193,23 +205,21 @@ def count(module: Module) -> Costs:
         (one, each) for one, each in operations if each.cycles is not None or _matters(one) or each.hbm_bytes > least
     ]
     unknown = [one for one, each in weighty if each.cycles is None]
-    told = len(weighty) > len(unknown)
+    told, hidden = len(weighty) > len(unknown), any(known is None and one.cycles is None for one, known in kernels)
     return Costs(
         flops=sum(one.flops for one in matrix_ops),
         hbm_bytes=hbm_bytes,
-        operations=tuple(each for _, each in weighty) if told and not any(map(_is_kernel, unknown)) else (),
+        operations=tuple(each for _, each in weighty) if told and not hidden else (),
         unestimated=len(unknown) if told else 0,
-        kernels=kernels,
+        kernels=sum(known is None for _, known in kernels),
+        attention_kernels=sum(known is not None for _, known in kernels),
+        library_kernels=sum(known is not None and known.is_library for _, known in kernels),
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(chains.values()),
         host_transfers=tuple(host),
         dynamic=tuple(dynamic),
         unknown_loops=unknown_loops,
     )
-
-
-def _is_kernel(one: Instruction) -> bool:
-    return one.opcode == "custom-call" and one.attribute("custom_call_target") == _KERNEL
 
 
 def _is_free(one: Instruction) -> bool:
@@ -225,7 +235,8 @@ def _should_be_estimated(one: Instruction) -> bool:
 
 def _matters(one: Instruction) -> bool:
     """Whether an operation may take any time, however little it reads."""
-    return _is_kernel(one) or one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    known = one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    return known or kernels_lib.is_kernel(one)
 
 
 def executed(
@@ -287,6 +298,12 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
         full_precision="highest" in one.attribute("operand_precision"),
         is_convolution=one.opcode == "convolution",
     )
+
+
+def _of_kernel(one: Instruction, kernel: kernels_lib.AttentionKernel, times: int) -> MatrixOp:
+    rows, width, keys = kernel.sizes
+    sizes: dict[str, Any] = {"contracted": width, "columns": keys, "rows": rows, "sizes": kernel.sizes}
+    return MatrixOp(source=one.source, flops=kernel.flops * times, dtypes=kernel.dtypes, **sizes)
 
 
 def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:

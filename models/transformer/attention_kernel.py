@@ -1,0 +1,139 @@
+"""Attention in one kernel that others wrote: JAX's splash attention on TPUs, cuDNN's on NVIDIA GPUs.
+
+Both keep the scores on the chip, forward and backward (Dao et al. 2022, FlashAttention, arXiv 2205.14135). They were
+compiled for such devices and compared, splash attention as JAX interprets it, but never run on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import tensorflow as tf
+
+from models.transformer import jax_function
+from models.transformer.positions import Visibility
+
+SCOPE, CAUSAL_SCOPE = "attention_kernel", "causal_attention_kernel"
+"""Name scopes of the kernels, which tell whoever counts their FLOPs that half of the scores are left out."""
+
+KERNELS = {"tpu": "splash attention", "gpu": "cuDNN's attention"}
+
+_UNIT = 128  # lanes of a TPU's vectors, in which splash attention takes positions
+_BLOCK, _COMPUTED = 1024, 512  # positions at most in a block, and of those in one product
+_FUSED = 8  # blocks of keys, for each of which the one kernel of the backward pass writes the queries' gradients
+_CUDNN_WIDTH = 128  # of a head at most, before Hopper
+
+
+def unfit(accelerator: str, *, queries: int, keys: int, width: int, dtype: tf.DType, rate: float = 0.0) -> str:
+    """Why no kernel takes heads of `width` and `dtype` over such lengths; "" where one does."""
+    if accelerator not in KERNELS:
+        return f"there is no kernel of attention for a {accelerator.upper()}, only for TPUs and NVIDIA GPUs"
+    name = KERNELS[accelerator]
+    if rate:
+        return f"{name} drops no attention weights here, and a share of {rate:g} is to be dropped"
+    if accelerator == "tpu" and (queries % _UNIT or keys % _UNIT):
+        return f"{name} takes lengths that are multiples of {_UNIT}, not {queries:,} x {keys:,}"
+    odd = width % 8 or width > _CUDNN_WIDTH or queries % 2 or keys % 2
+    if accelerator == "gpu" and (odd or dtype not in (tf.float16, tf.bfloat16)):
+        return (
+            f"{name} takes float16 and bfloat16, even lengths and heads of a multiple of 8 up to {_CUDNN_WIDTH}, not "
+            f"{dtype.name}, {queries:,} x {keys:,} and heads of {width}"
+        )
+    return ""
+
+
+def attend_by_kernel(
+    query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, visible: Visibility, *, accelerator: str
+) -> tf.Tensor:
+    """Scaled dot-product attention as of `attention.attend`, in the kernel of an accelerator that `unfit` allows.
+
+    Softmax and sums are float32. A query that may look nowhere gets zeros and gives no gradient.
+
+    Args:
+        query: [batch, queries, heads, width], of static shape.
+        key: [batch, keys, key heads, width]; heads is a multiple of key heads.
+        value: Like `key`.
+        visible: Which positions see which.
+        accelerator: "tpu" or "gpu"; "cpu" has JAX interpret splash attention, slowly, as tests do.
+
+    Returns:
+        [batch, queries, heads, width] in the dtype of `value`.
+    """
+    query, key = tf.cast(query, value.dtype), tf.cast(key, value.dtype)
+    run = _made(accelerator, tuple(query.shape), tuple(key.shape), value.dtype, visible.causal)
+    segments = (tf.cast(one, tf.int32) for one in (visible.query_segments, visible.key_segments))
+    with tf.name_scope(CAUSAL_SCOPE if visible.causal else SCOPE):
+        outputs = run(query, key, value, *segments)
+    return tf.where(visible.sees()[:, :, None, None], outputs, tf.zeros([], outputs.dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def _made(
+    accelerator: str, query: tuple[int, ...], key: tuple[int, ...], dtype: tf.DType, causal: bool
+) -> Callable[..., tf.Tensor]:
+    platform = {"gpu": "cuda"}.get(accelerator, accelerator)
+    specs = [tf.TensorSpec(shape, dtype) for shape in (query, key, key)]
+    specs += [tf.TensorSpec(shape[:2], tf.int32) for shape in (query, key)]
+    if accelerator == "gpu":
+        with _as_on_a_gpu():
+            return jax_function.differentiable(functools.partial(_cudnn, causal), specs, platform, trained=3)
+    splash = functools.partial(_splash, causal, accelerator == "cpu")
+    return jax_function.differentiable(splash, specs, platform, trained=3)
+
+
+def _splash(
+    causal: bool, interpret: bool, query: Any, key: Any, value: Any, query_segments: Any, key_segments: Any
+) -> Any:
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    shape = query.shape[1], key.shape[1]
+    of_query, of_key = (_divisor(length, _BLOCK) for length in shape)
+    computed, fused = _divisor(of_key, _COMPUTED), shape[1] <= _FUSED * of_key
+    blocks: dict[str, Any] = {"block_q": of_query, "block_kv": of_key, "block_kv_compute": computed}
+    blocks |= {"block_q_dkv": of_query, "block_kv_dkv": of_key, "block_kv_dkv_compute": computed}
+    blocks |= {} if fused else {"block_q_dq": of_query, "block_kv_dq": of_key}
+    sizes = splash.BlockSizes(**blocks, use_fused_bwd_kernel=fused)
+    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    every_head = masks.MultiHeadMask([mask] * query.shape[2])
+    kernel = splash.make_splash_mha_single_device(every_head, block_sizes=sizes, interpret=interpret)
+    query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    of_heads = (jnp.swapaxes(one, 1, 2) for one in (query, key, value))
+    outputs = jax.vmap(kernel)(*of_heads, splash.SegmentIds(query_segments, key_segments))
+    return jnp.swapaxes(outputs, 1, 2)
+
+
+def _divisor(length: int, most: int) -> int:
+    """The largest multiple of 128 up to `most` that divides a length, which is such a multiple."""
+    return _UNIT * max(one for one in range(1, most // _UNIT + 1) if length // _UNIT % one == 0)
+
+
+def _cudnn(causal: bool, query: Any, key: Any, value: Any, query_segments: Any, key_segments: Any) -> Any:
+    import jax
+
+    # A mask that each head adds to its scores. Those of all layers are the same, so that XLA keeps one.
+    allowed = query_segments[:, None, :, None] == key_segments[:, None, None, :]
+    return jax.nn.dot_product_attention(
+        query, key, value, mask=allowed, is_causal=causal, scale=query.shape[-1] ** -0.5, implementation="cudnn"
+    )
+
+
+def _as_on_a_gpu() -> contextlib.AbstractContextManager[Any]:
+    """Has JAX take cuDNN's kernel without one here: as for cuDNN 9.10 on an A100, without gradients of the mask."""
+    # Leans on JAX: it asks these functions about the machine. Noticed by tests/preflight/test_kernels.py. Then: see
+    # what `jax.nn.dot_product_attention` asks in the new version; train.attention = 'kernel' on GPUs needs it.
+    from jax._src.cudnn import fused_attention_stablehlo as asked
+
+    return mock.patch.multiple(
+        asked,
+        check_cudnn_version=lambda: 91000,
+        check_compute_capability=lambda capability: False,
+        is_cuda_compute_capability_equal=lambda capability: False,
+        should_export_dbias=lambda *_: False,
+    )
