@@ -65,16 +65,19 @@ def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tu
         hit = places == targets[..., tf.newaxis]
         top = tf.reduce_max(logits, axis=-1, keepdims=True)
         log_sum = top + tf.math.log(tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True))
-        losses = log_sum[..., 0] - rest * tf.reduce_sum(tf.where(hit, logits, none), axis=-1)
+        own = tf.reduce_sum(tf.where(hit, logits, none), axis=-1)
+        losses = log_sum[..., 0] - rest * own
         if label_smoothing:
             losses -= label_smoothing / size * tf.reduce_sum(logits, axis=-1)
-        first = tf.reduce_min(tf.where(logits >= top, places, size), axis=-1)
+        # A sum as well, not the place of the first of the highest: XLA makes one pass of all sums.
+        earlier = (logits >= top) & (places < targets[..., tf.newaxis])
+        first = (own >= top[..., 0]) & (tf.reduce_sum(tf.cast(earlier, dtype), axis=-1) == none)
 
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             by_logit = tf.exp(logits - log_sum) - tf.where(hit, rest, none) - label_smoothing / size
             return by_logit * by_loss[..., tf.newaxis]
 
-        return (losses, tf.cast(first == targets, dtype)), gradient
+        return (losses, tf.cast(first, dtype)), gradient
 
     return losses_and_right(logits)
 
