@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from launcher.machine import xla
+from launcher.tasks import loss_chunks, one_pass
 from launcher.tasks.loss_chunks import LANES, Split
 from models.products import logits as logits_of
 from models.products import product
@@ -27,7 +28,9 @@ _LOWEST = -1e30
 _UP = 2.0**12
 
 
-def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
+def token_losses(
+    logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0, *, in_one_pass: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Cross-entropy of each token with its smoothed target, and whether the token had the highest logit.
 
     The smoothed target of a token is `(1 - label_smoothing) * one_hot + label_smoothing / vocab_size`, with the token
@@ -37,12 +40,13 @@ def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float =
       logits: [..., vocab_size] in the dtype that is computed in, float32.
       targets: int32 [...].
       label_smoothing: in [0, 1).
+      in_one_pass: read float32 logits [tokens, vocab_size] once before the gradient, where XLA compiles it for a GPU.
 
     Returns:
       (losses in nats, 1.0 where the first of the highest logits is the token's, else 0.0), [...] in the logits' dtype.
     """
     if xla.is_compiling():
-        return _closed(logits, targets, label_smoothing)
+        return _closed(logits, targets, label_smoothing, in_one_pass)
     if label_smoothing:
         size = logits.shape[-1]
         off = label_smoothing / size
@@ -53,7 +57,9 @@ def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float =
     return losses, tf.cast(tf.argmax(logits, axis=-1, output_type=targets.dtype) == targets, logits.dtype)
 
 
-def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _closed(
+    logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float, in_one_pass: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums over the vocabulary alone, for XLA to fuse: no tensor of targets, and the softmax is computed again for the
     gradient instead of kept. As kernels, each operation would be a pass over the logits."""
     size, dtype = logits.shape[-1], logits.dtype
@@ -63,15 +69,21 @@ def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tu
     def losses_and_right(logits: tf.Tensor) -> tuple:
         places = tf.range(size, dtype=targets.dtype)
         hit = places == targets[..., tf.newaxis]
-        top = tf.reduce_max(logits, axis=-1, keepdims=True)
-        log_sum = top + tf.math.log(tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True))
-        own = tf.reduce_sum(tf.where(hit, logits, none), axis=-1)
-        losses = log_sum[..., 0] - rest * own
+        if in_one_pass:
+            top, total, own, before = one_pass.reduced(logits, targets[..., tf.newaxis], _LOWEST)
+            earlier = before >= own
+        else:
+            top = tf.reduce_max(logits, axis=-1, keepdims=True)
+            total = tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True)
+            own = tf.reduce_sum(tf.where(hit, logits, none), axis=-1, keepdims=True)
+            # A sum as well, not the place of the first of the highest: XLA makes one pass of all sums.
+            highest = (logits >= top) & (places < targets[..., tf.newaxis])
+            earlier = tf.reduce_sum(tf.cast(highest, dtype), axis=-1, keepdims=True) > none
+        log_sum = top + tf.math.log(total)
+        losses = (log_sum - rest * own)[..., 0]
         if label_smoothing:
             losses -= label_smoothing / size * tf.reduce_sum(logits, axis=-1)
-        # A sum as well, not the place of the first of the highest: XLA makes one pass of all sums.
-        earlier = (logits >= top) & (places < targets[..., tf.newaxis])
-        first = (own >= top[..., 0]) & (tf.reduce_sum(tf.cast(earlier, dtype), axis=-1) == none)
+        first = ((own >= top) & ~earlier)[..., 0]
 
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             by_logit = tf.exp(logits - log_sum) - tf.where(hit, rest, none) - label_smoothing / size
@@ -144,6 +156,7 @@ def _by_tokens(
     training: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     operands, dtype, shape, count = head.matrix.dtype, head.sums, features.shape, split.tokens
+    in_one_pass = operands.size == 2 and loss_chunks.present().accelerator == "gpu"
     part, in_parts = _parts(shape[0], count)
     targets, weight = in_parts(targets), in_parts(weight)
     zero = tf.zeros([], dtype)
@@ -156,7 +169,7 @@ def _by_tokens(
             own = tf.reduce_sum(tf.cast(xs, dtype) * tf.cast(matrix, dtype), axis=-1)
             own = tf.stop_gradient(sum(biases, own))[:, tf.newaxis]
             logits = tf.cast(tf.cast(logits - own, operands), dtype)
-        losses, right = token_losses(logits, targets[index], label_smoothing)
+        losses, right = token_losses(logits, targets[index], label_smoothing, in_one_pass=in_one_pass)
         return tf.reduce_sum(losses * weight[index]), tf.reduce_sum(right * weight[index])
 
     def forward(xs: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -137,7 +137,11 @@ def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale(split):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("jit", [False, True], ids=["kernels", "compiled"])
+@pytest.mark.parametrize(
+    ("jit", "accelerator"),
+    [(False, "cpu"), (True, "cpu"), (True, "gpu")],
+    ids=["kernels", "compiled", "compiled for a GPU"],
+)
 @pytest.mark.parametrize(
     ("split", "rounded"),
     # Gradients by logits are rounded before the products, and narrow logits themselves before the loss.
@@ -146,14 +150,14 @@ def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale(split):
      (Split(tokens=3, narrow=True), ("loss", "by features", "by matrix", "by bias"))],
     ids=str,
 )  # fmt: skip
-def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(split, rounded, jit, dtype):
+def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(split, rounded, jit, dtype, accelerator):
     features, head, targets, weight = case(tokens=64, vocab=103, width=16, dtype=dtype, operands=dtype)
     weight = weight * 1e-3  # in float16, what is below 2^-14 of this would lose digits
     scale = 2.0**15 * 1e3  # and a loss scale of this size would overflow if it stood before the products
 
     @tf.function(jit_compile=jit)
     def traced(features, matrix, bias):
-        with xla.compiling(jit):
+        with xla.compiling(jit), using(LossChunks(accelerator=accelerator)):
             return found(features, Head(matrix, bias), targets, weight, split, 0.1, scale)
 
     values = traced(tf.cast(features, tf.float32), *head)
