@@ -45,17 +45,9 @@ def logits(
     Returns:
         [tokens, vocab_size].
     """
-    features = tf.cast(features, matrix.dtype)
-    if matrix.dtype.size > 2:
-        found = tf.matmul(features, matrix, transpose_b=True)
-    else:
-        found = _of_16_bits(features, matrix, compiling, factor)
-    return found if bias is None else found + bias
 
-
-def _of_16_bits(features: tf.Tensor, matrix: tf.Tensor, compiling: bool, factor: float) -> tf.Tensor:
     @tf.custom_gradient
-    def found(features: tf.Tensor, matrix: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tuple[tf.Tensor, tf.Tensor]]]:
+    def of_16_bits(features: tf.Tensor, matrix: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tuple]]:
         def gradient(by: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             by = tf.cast(by * factor, matrix.dtype)
             by_features = product(by, matrix, compiling=compiling) / factor
@@ -63,4 +55,7 @@ def _of_16_bits(features: tf.Tensor, matrix: tf.Tensor, compiling: bool, factor:
 
         return product(features, matrix, compiling=compiling, transpose_b=True), gradient
 
-    return found(features, matrix)
+    features = tf.cast(features, matrix.dtype)
+    whole = matrix.dtype.size > 2
+    found = tf.matmul(features, matrix, transpose_b=True) if whole else of_16_bits(features, matrix)
+    return found if bias is None else found + bias

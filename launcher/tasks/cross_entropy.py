@@ -8,6 +8,7 @@ are made again in the backward pass: a fourth product, and nothing of the logits
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,12 +26,10 @@ COMPUTED_AGAIN = "computed_again"
 _LOWEST = -1e30
 # Gradients by logits lie between -1 and 1, and are multiplied by the loss scale only behind the products: so many times
 # as large, they keep what float16 would flush below 2^-24.
-_UP = 2.0**12
+_UP = {tf.float16: 2.0**12}
 
 
-def token_losses(
-    logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0, *, in_one_pass: bool = False
-) -> tuple[tf.Tensor, tf.Tensor]:
+def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
     """Cross-entropy of each token with its smoothed target, and whether the token had the highest logit.
 
     The smoothed target of a token is `(1 - label_smoothing) * one_hot + label_smoothing / vocab_size`, with the token
@@ -40,13 +39,12 @@ def token_losses(
       logits: [..., vocab_size] in the dtype that is computed in, float32.
       targets: int32 [...].
       label_smoothing: in [0, 1).
-      in_one_pass: read float32 logits [tokens, vocab_size] once before the gradient, where XLA compiles it for a GPU.
 
     Returns:
       (losses in nats, 1.0 where the first of the highest logits is the token's, else 0.0), [...] in the logits' dtype.
     """
     if xla.is_compiling():
-        return _closed(logits, targets, label_smoothing, in_one_pass)
+        return _closed(logits, targets, label_smoothing)
     if label_smoothing:
         size = logits.shape[-1]
         off = label_smoothing / size
@@ -57,11 +55,9 @@ def token_losses(
     return losses, tf.cast(tf.argmax(logits, axis=-1, output_type=targets.dtype) == targets, logits.dtype)
 
 
-def _closed(
-    logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float, in_one_pass: bool
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float, *, once: bool = False) -> tuple:
     """Sums over the vocabulary alone, for XLA to fuse: no tensor of targets, and the softmax is computed again for the
-    gradient instead of kept. As kernels, each operation would be a pass over the logits."""
+    gradient instead of kept. As kernels, each operation would be a pass over the logits. `once`: see `one_pass`."""
     size, dtype = logits.shape[-1], logits.dtype
     rest, none = tf.constant(1.0 - label_smoothing, dtype), tf.zeros([], dtype)
 
@@ -69,7 +65,7 @@ def _closed(
     def losses_and_right(logits: tf.Tensor) -> tuple:
         places = tf.range(size, dtype=targets.dtype)
         hit = places == targets[..., tf.newaxis]
-        if in_one_pass:
+        if once:
             top, total, own, before = one_pass.reduced(logits, targets[..., tf.newaxis], _LOWEST)
             earlier = before >= own
         else:
@@ -102,16 +98,6 @@ class Head(NamedTuple):
 
     matrix: tf.Tensor
     bias: tf.Tensor | None = None
-
-    @property
-    def sums(self) -> tf.DType:
-        """The dtype of logits, losses and gradients."""
-        return tf.float32 if self.matrix.dtype.size == 2 else self.matrix.dtype
-
-    @property
-    def factor(self) -> float:
-        """Of gradients by logits around the products with them."""
-        return _UP if self.matrix.dtype == tf.float16 else 1.0
 
 
 def chunked_sums(
@@ -155,21 +141,22 @@ def _by_tokens(
     label_smoothing: float,
     training: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    operands, dtype, shape, count = head.matrix.dtype, head.sums, features.shape, split.tokens
-    in_one_pass = operands.size == 2 and loss_chunks.present().accelerator == "gpu"
+    operands, dtype, shape, count = head.matrix.dtype, weight.dtype, features.shape, split.tokens
+    once = operands.size == 2 and xla.is_compiling() and loss_chunks.present().accelerator == "gpu"
+    losses_of = functools.partial(_closed, once=True) if once else token_losses
     part, in_parts = _parts(shape[0], count)
     targets, weight = in_parts(targets), in_parts(weight)
     zero = tf.zeros([], dtype)
 
     def sums(xs: tf.Tensor, index: tf.Tensor, tensors: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        logits = _logits(xs, *tensors, factor=head.factor)
+        logits = _logits(xs, *tensors)
         if split.narrow and operands == tf.bfloat16:
             # The loss does not change by what all logits of a token are less; digits are lost far from the target only.
             matrix, *biases = (tf.gather(one, targets[index]) for one in tensors)
             own = tf.reduce_sum(tf.cast(xs, dtype) * tf.cast(matrix, dtype), axis=-1)
             own = tf.stop_gradient(sum(biases, own))[:, tf.newaxis]
             logits = tf.cast(tf.cast(logits - own, operands), dtype)
-        losses, right = token_losses(logits, targets[index], label_smoothing, in_one_pass=in_one_pass)
+        losses, right = losses_of(logits, targets[index], label_smoothing)
         return tf.reduce_sum(losses * weight[index]), tf.reduce_sum(right * weight[index])
 
     def forward(xs: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -218,7 +205,7 @@ def _by_tokens(
 def _by_words(
     features: tf.Tensor, head: Head, targets: tf.Tensor, weight: tf.Tensor, *, split: Split, label_smoothing: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    operands, dtype, (tokens, width), size = head.matrix.dtype, head.sums, features.shape, head.matrix.shape[0]
+    operands, dtype, (tokens, width), size = head.matrix.dtype, weight.dtype, features.shape, head.matrix.shape[0]
     rows, count, compiling = split.tokens, split.vocabulary, xla.is_compiling()
     words = -(-size // count)
     if (count - 1) * _whole_lanes(words) < size:
@@ -273,7 +260,8 @@ def _by_words(
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
             # Rounded before the loss scale in `by_loss`: with it and the factor they could be more than float16 holds,
             # and the many gradients by a target's logit of nearly -1 would no longer be so in bfloat16.
-            inside, behind = (by_loss, None) if operands.size > 2 else (head.factor, by_loss / head.factor)
+            factor = _UP.get(operands, 1.0)
+            inside, behind = (by_loss, None) if operands.size > 2 else (factor, by_loss / factor)
 
             def backward(row: tf.Tensor, by_features: tf.TensorArray, *totals: tf.TensorArray) -> list:
                 x, target = tf.cast(xs[row], operands), targets[row][:, tf.newaxis]
@@ -325,8 +313,8 @@ def _tensors(head: Head) -> list[tf.Tensor]:
     return [one for one in head if one is not None]
 
 
-def _logits(x: tf.Tensor, matrix: tf.Tensor, bias: tf.Tensor | None = None, *, factor: float = 1.0) -> tf.Tensor:
-    return logits_of(x, matrix, bias, compiling=xla.is_compiling(), factor=factor)
+def _logits(x: tf.Tensor, matrix: tf.Tensor, bias: tf.Tensor | None = None) -> tf.Tensor:
+    return logits_of(x, matrix, bias, compiling=xla.is_compiling(), factor=_UP.get(matrix.dtype, 1.0))
 
 
 def _parts(tokens: int, count: int) -> tuple[int, Callable[[tf.Tensor], tf.Tensor]]:

@@ -1,4 +1,4 @@
-"""What a loss needs of each token's logits, in one reduction of several tensors, where XLA would read them twice.
+"""What a loss needs of each token's logits, in one reduction of several tensors: on a GPU XLA would read them twice.
 
 TensorFlow has no public operation for that; its own Python wrapper is used, as TensorFlow 2.21.0 has it.
 """
@@ -13,15 +13,11 @@ from launcher.errors import UsageError
 # Leans on TensorFlow: XLA's reductions of several tensors have this wrapper in Python. Noticed by
 # tests/tasks/test_loss_chunks.py. Then: use the operation XlaVariadicReduceV2 by its new wrapper, or two passes.
 def reduced(logits: tf.Tensor, targets: tf.Tensor, lowest: float) -> list[tf.Tensor]:
-    """Of each token; to be compiled by XLA, for whose GPUs it is.
-
-    Args:
-      logits: float32 [tokens, vocab_size].
-      targets: integers [tokens, 1].
-      lowest: what is lower than any logit.
+    """Of logits float32 [tokens, vocab_size] and integer targets [tokens, 1], where XLA compiles it.
 
     Returns:
-      [highest logit, sum of exp(logit - highest), the target's own, highest of the words before it], each [tokens, 1].
+      [highest logit, sum of exp(logit - highest), the target's own, highest of the words before it], each [tokens, 1];
+      `lowest`, which is lower than any logit, where there is none.
     """
     try:
         from tensorflow.compiler.tf2xla.python.xla import variadic_reduce

@@ -52,10 +52,11 @@ def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True, opera
 
 def oracle(features, head, targets, weight, smoothing, factor):
     """Loss, weight of the right tokens, gradients of `factor` times the loss by features, matrix and bias."""
+    weight_dtype = weight.dtype.as_numpy_dtype
     x, matrix, weight = (tf.cast(one, tf.float64).numpy() for one in (features, head.matrix, weight))
     bias = 0.0 if head.bias is None else tf.cast(head.bias, tf.float64).numpy()
     logits, targets = x @ matrix.T + bias, targets.numpy()
-    logits = logits.astype(head.sums.as_numpy_dtype).astype("float64")  # ties as they are in its dtype
+    logits = logits.astype(weight_dtype).astype("float64")  # ties as they are in its dtype
     top = logits.max(-1, keepdims=True)
     log_sum = top + np.log(np.exp(logits - top).sum(-1, keepdims=True))
     target = (1 - smoothing) * np.eye(len(matrix))[targets] + smoothing / len(matrix)
