@@ -65,7 +65,8 @@ def model_sums(
         narrow = head.matrix.dtype.size == 2
         split = pieces.split(targets.shape.num_elements(), *head.matrix.shape, at_once=training and narrow)
         if narrow and split is None:
-            split = Split()  # all at once, and by a product of 16 bits, which the model would not know to be compiled
+            # All at once, and by a product of 16 bits, which the model would not know to be compiled.
+            split = Split(narrow=training and pieces.accelerator == "tpu")
     elif pieces.forced:
         raise UsageError(
             f"train.loss_chunks = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "

@@ -273,6 +273,19 @@ def test_pieces_are_chosen_by_the_size_of_all_logits(pieces, tokens, vocab_size,
     assert pieces.split(tokens, vocab_size, width) == expected
 
 
+@pytest.mark.parametrize(
+    ("pieces", "vocab_size", "width", "expected"),
+    [("auto", 32_000, 768, Split(tokens=8, narrow=True)), (25, 32_000, 768, Split(vocabulary=25)),
+     # The gradient of this matrix would be two gigabytes during the whole backward pass.
+     ("auto", 128_256, 4096, Split(tokens=4, vocabulary=26))],
+)  # fmt: skip
+def test_a_head_of_16_bits_trains_by_tokens_on_a_tpu_where_the_gradient_of_its_matrix_is_small(
+    pieces, vocab_size, width, expected
+):
+    chunks = LossChunks(pieces=pieces, accelerator="tpu")
+    assert chunks.split(8192, vocab_size, width, at_once=True) == expected
+
+
 def test_a_model_of_ones_own_that_gives_logits_trains_whole_and_refuses_pieces():
     batch = {name: tf.constant(value) for name, value in token_rows().items()}
 
