@@ -1,6 +1,6 @@
 """What a loss needs of each token's logits, in one reduction of several tensors: on a GPU XLA would read them twice.
 
-TensorFlow has no public operation for that; its own Python wrapper is used, as TensorFlow 2.21.0 has it.
+TensorFlow has no public operation for that; its own Python wrapper is used, as TensorFlow 2.16.2 and 2.21.0 have it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def reduced(logits: tf.Tensor, targets: tf.Tensor, lowest: float) -> list[tf.Ten
     except ImportError:
         raise UsageError(
             f"TensorFlow {tf.__version__} has no XlaVariadicReduceV2, by which a loss of 16 bits is computed on GPUs; "
-            "install 2.21, which has it, or give the embedding or head 'float32' in train.precision_overrides"
+            "install 2.16 to 2.21, which have it, or give the embedding or head 'float32' in train.precision_overrides"
         ) from None
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.float32)] * 8, autograph=False)
