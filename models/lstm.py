@@ -57,7 +57,7 @@ class LstmLanguageModel(TokenModel):
         self.lstms = [Lstm(width=width, name=f"lstm{number}") for number in numbers]
         self.dropouts = [Dropout(dropout, name=f"dropout{number}") for number in numbers]
         if not tie_embeddings:
-            self.head = projection(vocab_size, dtype="float32", name="head")
+            self.head = projection(vocab_size, name="head")
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]

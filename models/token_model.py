@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from models import products
+
 if TYPE_CHECKING:
     from models.transformer.layers import Embedding
 
@@ -65,22 +67,24 @@ class TokenModel(keras.Model):
             layer.build((None, None, self._width))
         self.built = True
 
-    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None] | None:
-        """What makes logits of the features of `logits=False`, for a loss that does so in pieces.
+    def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """What makes logits of the features of `logits=False`, for a loss that does so itself, see `products.logits`.
 
         Returns:
-            (matrix float32 [vocab_size, width], bias [vocab_size] or None); None where the head computes in 16 bits,
-            which only the layer itself does as it would.
+            (matrix [vocab_size, width] in the dtype in which the layer computes, bias float32 [vocab_size] or None).
         """
         if self.head is None:
-            return tf.convert_to_tensor(self._output_embedding().embeddings), None
-        if self.head.compute_dtype != "float32":
-            return None
-        bias = None if self.head.bias is None else tf.convert_to_tensor(self.head.bias)
-        return tf.transpose(tf.convert_to_tensor(self.head.kernel)), bias
+            embedding = self._output_embedding()
+            return tf.cast(tf.convert_to_tensor(embedding.embeddings), embedding.compute_dtype), None
+        bias = None if self.head.bias is None else tf.cast(tf.convert_to_tensor(self.head.bias), tf.float32)
+        return tf.transpose(tf.cast(tf.convert_to_tensor(self.head.kernel), self.head.compute_dtype)), bias
 
     def _output_embedding(self) -> Embedding:
         return self.embedding
 
     def _logits(self, features: tf.Tensor) -> tf.Tensor:
-        return self._output_embedding().scores(features) if self.head is None else self.head(features)
+        if self.head is not None and self.head.compute_dtype == "float32":
+            return self.head(features)
+        matrix, bias = self.output_matrix()
+        logits = products.logits(tf.reshape(features, [-1, self._width]), matrix, bias)
+        return tf.reshape(logits, [*keras.ops.shape(features)[:-1], matrix.shape[0]])

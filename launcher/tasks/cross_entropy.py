@@ -8,18 +8,25 @@ are made again in the backward pass: a fourth product, and nothing of the logits
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from launcher.machine import xla
+from launcher.tasks import loss_chunks, one_pass
 from launcher.tasks.loss_chunks import LANES, Split
+from models.products import logits as logits_of
+from models.products import product
 
 COMPUTED_AGAIN = "computed_again"
 """Name scope of what the backward pass computes again, here and in `models.transformer`: no part of a model's FLOPs."""
 
 _LOWEST = -1e30
+# Gradients by logits lie between -1 and 1, and are multiplied by the loss scale only behind the products: so many times
+# as large, they keep what float16 would flush below 2^-24.
+_UP = {tf.float16: 2.0**12}
 
 
 def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -48,9 +55,9 @@ def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float =
     return losses, tf.cast(tf.argmax(logits, axis=-1, output_type=targets.dtype) == targets, logits.dtype)
 
 
-def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
+def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float, *, once: bool = False) -> tuple:
     """Sums over the vocabulary alone, for XLA to fuse: no tensor of targets, and the softmax is computed again for the
-    gradient instead of kept. As kernels, each operation would be a pass over the logits."""
+    gradient instead of kept. As kernels, each operation would be a pass over the logits. `once`: see `one_pass`."""
     size, dtype = logits.shape[-1], logits.dtype
     rest, none = tf.constant(1.0 - label_smoothing, dtype), tf.zeros([], dtype)
 
@@ -58,24 +65,36 @@ def _closed(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float) -> tu
     def losses_and_right(logits: tf.Tensor) -> tuple:
         places = tf.range(size, dtype=targets.dtype)
         hit = places == targets[..., tf.newaxis]
-        top = tf.reduce_max(logits, axis=-1, keepdims=True)
-        log_sum = top + tf.math.log(tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True))
-        losses = log_sum[..., 0] - rest * tf.reduce_sum(tf.where(hit, logits, none), axis=-1)
+        if once:
+            top, total, own, before = one_pass.reduced(logits, targets[..., tf.newaxis], _LOWEST)
+            earlier = before >= own
+        else:
+            top = tf.reduce_max(logits, axis=-1, keepdims=True)
+            total = tf.reduce_sum(tf.exp(logits - top), axis=-1, keepdims=True)
+            own = tf.reduce_sum(tf.where(hit, logits, none), axis=-1, keepdims=True)
+            # A sum as well, not the place of the first of the highest: XLA makes one pass of all sums.
+            highest = (logits >= top) & (places < targets[..., tf.newaxis])
+            earlier = tf.reduce_sum(tf.cast(highest, dtype), axis=-1, keepdims=True) > none
+        log_sum = top + tf.math.log(total)
+        losses = (log_sum - rest * own)[..., 0]
         if label_smoothing:
             losses -= label_smoothing / size * tf.reduce_sum(logits, axis=-1)
-        first = tf.reduce_min(tf.where(logits >= top, places, size), axis=-1)
+        first = ((own >= top) & ~earlier)[..., 0]
 
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             by_logit = tf.exp(logits - log_sum) - tf.where(hit, rest, none) - label_smoothing / size
             return by_logit * by_loss[..., tf.newaxis]
 
-        return (losses, tf.cast(first == targets, dtype)), gradient
+        return (losses, tf.cast(first, dtype)), gradient
 
     return losses_and_right(logits)
 
 
 class Head(NamedTuple):
-    """What makes logits of features: a matrix [vocab_size, width], and a bias [vocab_size] or None."""
+    """What makes logits of features: a matrix [vocab_size, width], and a bias [vocab_size] or None.
+
+    A matrix of 16 bits is for products of 16-bit operands with float32 sums: see `models.products.logits`.
+    """
 
     matrix: tf.Tensor
     bias: tf.Tensor | None = None
@@ -94,22 +113,22 @@ def chunked_sums(
     """Weighted sums of the losses and of the tokens that had the highest logit, as `token_losses`.
 
     Args:
-      features: [tokens, width] of static shape; logits are products in the dtype of the head's matrix.
+      features: [tokens, width] of static shape; logits are products of operands in the dtype of the head's matrix.
       head: matrix and bias, both differentiable.
       targets: int32 [tokens].
-      weight: of each token, in the matrix's dtype.
+      weight: of each token, in the dtype of the logits.
       split: in which pieces.
       label_smoothing: in [0, 1).
       training: whether gradients will be asked for. Pieces of the tokens are then differentiated while their logits are
         there; otherwise, if they are asked for all the same, the logits are made again.
 
     Returns:
-      (sum of the losses in nats, weight of the right tokens), scalars in the matrix's dtype.
+      (sum of the losses in nats, weight of the right tokens), scalars in the dtype of the logits.
     """
     arguments = (features, head, targets, weight)
     if split.vocabulary > 1:
         return _by_words(*arguments, split=split, label_smoothing=label_smoothing)
-    return _by_tokens(*arguments, count=split.tokens, label_smoothing=label_smoothing, training=training)
+    return _by_tokens(*arguments, split=split, label_smoothing=label_smoothing, training=training)
 
 
 def _by_tokens(
@@ -118,24 +137,33 @@ def _by_tokens(
     targets: tf.Tensor,
     weight: tf.Tensor,
     *,
-    count: int,
+    split: Split,
     label_smoothing: float,
     training: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    dtype, shape = head.matrix.dtype, features.shape
+    operands, dtype, shape, count = head.matrix.dtype, weight.dtype, features.shape, split.tokens
+    once = operands.size == 2 and xla.is_compiling() and loss_chunks.present().accelerator == "gpu"
+    losses_of = functools.partial(_closed, once=True) if once else token_losses
     part, in_parts = _parts(shape[0], count)
     targets, weight = in_parts(targets), in_parts(weight)
     zero = tf.zeros([], dtype)
 
     def sums(xs: tf.Tensor, index: tf.Tensor, tensors: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        losses, right = token_losses(_logits(xs, *tensors), targets[index], label_smoothing)
+        logits = _logits(xs, *tensors)
+        if split.narrow and operands == tf.bfloat16:
+            # The loss does not change by what all logits of a token are less; digits are lost far from the target only.
+            matrix, *biases = (tf.gather(one, targets[index]) for one in tensors)
+            own = tf.reduce_sum(tf.cast(xs, dtype) * tf.cast(matrix, dtype), axis=-1)
+            own = tf.stop_gradient(sum(biases, own))[:, tf.newaxis]
+            logits = tf.cast(tf.cast(logits - own, operands), dtype)
+        losses, right = losses_of(logits, targets[index], label_smoothing)
         return tf.reduce_sum(losses * weight[index]), tf.reduce_sum(right * weight[index])
 
     def forward(xs: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Both sums."""
 
         def turn(index: tf.Tensor, *totals: tf.Tensor) -> list[tf.Tensor]:
-            more = sums(tf.cast(xs[index], dtype), index, tensors)
+            more = sums(tf.cast(xs[index], operands), index, tensors)
             return [total + one for total, one in zip(totals, more, strict=True)]
 
         return _turns(count, turn, [zero, zero])
@@ -146,7 +174,7 @@ def _by_tokens(
         def turn(
             index: tf.Tensor, loss: tf.Tensor, right: tf.Tensor, rows: tf.TensorArray, *totals: tf.Tensor
         ) -> list[tf.Tensor]:
-            x = tf.cast(xs[index], dtype)
+            x = tf.cast(xs[index], operands)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([x, *tensors])
                 more, hits = sums(x, index, tensors)
@@ -155,7 +183,8 @@ def _by_tokens(
             return [loss + more, right + hits, rows.write(index, by_x), *gradients]
 
         rows = tf.TensorArray(dtype, size=count, element_shape=[part, shape[1]])
-        loss, right, rows, *by_tensors = _turns(count, turn, [zero, zero, rows, *map(tf.zeros_like, tensors)])
+        nothing = [tf.zeros(one.shape, dtype) for one in tensors]
+        loss, right, rows, *by_tensors = _turns(count, turn, [zero, zero, rows, *nothing])
         return [loss, right, tf.reshape(rows.stack(), [-1, shape[1]])[: shape[0]], *by_tensors]
 
     @tf.custom_gradient
@@ -176,8 +205,8 @@ def _by_tokens(
 def _by_words(
     features: tf.Tensor, head: Head, targets: tf.Tensor, weight: tf.Tensor, *, split: Split, label_smoothing: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    dtype, (tokens, width), size = head.matrix.dtype, features.shape, head.matrix.shape[0]
-    rows, count = split.tokens, split.vocabulary
+    operands, dtype, (tokens, width), size = head.matrix.dtype, weight.dtype, features.shape, head.matrix.shape[0]
+    rows, count, compiling = split.tokens, split.vocabulary, xla.is_compiling()
     words = -(-size // count)
     if (count - 1) * _whole_lanes(words) < size:
         words = _whole_lanes(words)
@@ -199,7 +228,7 @@ def _by_words(
             return (logits if size == count * words else tf.where(real, logits, _LOWEST)), places, real
 
         def forward(row: tf.Tensor, loss: tf.Tensor, right: tf.Tensor, logs: tf.TensorArray) -> list[tf.Tensor]:
-            x, target = tf.cast(xs[row], dtype), targets[row][:, tf.newaxis]
+            x, target = tf.cast(xs[row], operands), targets[row][:, tf.newaxis]
 
             def turn(
                 index: tf.Tensor, top: tf.Tensor, before: tf.Tensor, total: tf.Tensor, own: tf.Tensor, all_: tf.Tensor
@@ -229,9 +258,15 @@ def _by_words(
         log_sums = logs.stack()
 
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
+            # Rounded before the loss scale in `by_loss`: with it and the factor they could be more than float16 holds,
+            # and the many gradients by a target's logit of nearly -1 would no longer be so in bfloat16.
+            factor = _UP.get(operands, 1.0)
+            inside, behind = (by_loss, None) if operands.size > 2 else (factor, by_loss / factor)
+
             def backward(row: tf.Tensor, by_features: tf.TensorArray, *totals: tf.TensorArray) -> list:
-                x, target, log_sum = tf.cast(xs[row], dtype), targets[row][:, tf.newaxis], log_sums[row][:, tf.newaxis]
-                factor = (weight[row] * by_loss)[:, tf.newaxis]
+                x, target = tf.cast(xs[row], operands), targets[row][:, tf.newaxis]
+                log_sum = log_sums[row][:, tf.newaxis]
+                factor = (weight[row] * inside)[:, tf.newaxis]
 
                 def turn(index: tf.Tensor, by_x: tf.Tensor, *totals: tf.TensorArray) -> list:
                     with tf.name_scope(COMPUTED_AGAIN):
@@ -240,10 +275,12 @@ def _by_words(
                     if label_smoothing:
                         by_logits -= tf.where(real, spread, 0.0)
                     by_logits *= factor
-                    found = [tf.matmul(by_logits, x, transpose_a=True), tf.reduce_sum(by_logits, axis=0)]
+                    narrow = tf.cast(by_logits, operands)
+                    by_matrix = product(narrow, x, compiling=compiling, transpose_a=True)
+                    found = [by_matrix, tf.reduce_sum(by_logits, axis=0)]
                     if rows > 1:
                         found = [one + total.read(index) for one, total in zip(found, totals, strict=False)]
-                    by_x += tf.matmul(by_logits, matrices[index])
+                    by_x += product(narrow, matrices[index], compiling=compiling)
                     return [by_x, *(total.write(index, one) for total, one in zip(totals, found, strict=False))]
 
                 by_x, *added = _turns(count, turn, [tf.zeros([part, width], dtype), *totals])
@@ -254,6 +291,8 @@ def _by_words(
             by_features, *found = _turns(rows, backward, [by_features, *empty])
             by_features = tf.reshape(by_features.stack(), [-1, width])[:tokens]
             found = [tf.reshape(one.stack(), [count * words, *one.element_shape[1:]])[:size] for one in found]
+            if behind is not None:
+                by_features, found = by_features * behind, [one * behind for one in found]
             return [tf.cast(by_features, features.dtype), *found]
 
         return (loss, right), gradient
@@ -275,8 +314,7 @@ def _tensors(head: Head) -> list[tf.Tensor]:
 
 
 def _logits(x: tf.Tensor, matrix: tf.Tensor, bias: tf.Tensor | None = None) -> tf.Tensor:
-    logits = tf.matmul(x, matrix, transpose_b=True)
-    return logits if bias is None else logits + bias
+    return logits_of(x, matrix, bias, compiling=xla.is_compiling(), factor=_UP.get(matrix.dtype, 1.0))
 
 
 def _parts(tokens: int, count: int) -> tuple[int, Callable[[tf.Tensor], tf.Tensor]]:

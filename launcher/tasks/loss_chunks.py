@@ -20,15 +20,24 @@ _PIECE_BYTES, _MATRICES = 64 << 20, 4
 # logits of one piece.
 _FEATURES = 8_500_000
 _TILE_BYTES = 40 << 20
+# Or, in training with 16-bit operands, whole rows of logits: of so many tokens that the matrix's gradient is read and
+# written under its own product (peak / bandwidth * 4 bytes of a v5e), and that 16-bit logits stay on the chip. That
+# gradient is there before the backward pass through the model, and must be small beside it.
+_TOKENS, _GRADIENT_BYTES = 1024, 256 << 20
 LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Pieces of the tokens, and within each piece, of the vocabulary; 1 for all of a token's logits at once."""
+    """Pieces of the tokens, and within each piece, of the vocabulary; 1 for all of a token's logits at once.
+
+    Attributes:
+      narrow: whether logits of a bfloat16 head are kept in bfloat16, less the target's own, which costs few digits.
+    """
 
     tokens: int = 1
     vocabulary: int = 1
+    narrow: bool = False
 
     def __str__(self) -> str:
         parts = {"the tokens": self.tokens, "the vocabulary": self.vocabulary}
@@ -51,9 +60,9 @@ class LossChunks:
         """Whether the recipe asks for more than one piece."""
         return self.pieces not in ("auto", 1)
 
-    def split(self, tokens: int, vocab_size: int, width: int) -> Split | None:
+    def split(self, tokens: int, vocab_size: int, width: int, *, at_once: bool = False) -> Split | None:
         """The pieces of a loss over the tokens of one microbatch of one replica, whose features have `width` elements;
-        None for whole logits.
+        None for whole logits. `at_once`: it is a 16-bit head's, and differentiated as it is computed.
         """
         logits_bytes = tokens * vocab_size * 4
         if self.pieces == 1 or (self.pieces == "auto" and logits_bytes <= _WHOLE_BYTES[self.accelerator]):
@@ -62,13 +71,15 @@ class LossChunks:
             most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)
             count = _of_tokens(tokens, -(-logits_bytes // most)) if self.pieces == "auto" else self.pieces
             return Split(tokens=min(count, tokens)) if count > 1 else None
+        if at_once and self.pieces == "auto" and vocab_size * width * 4 <= _GRADIENT_BYTES:
+            return Split(tokens=_of_tokens(tokens, -(-tokens // _TOKENS)), narrow=True)
         rows = _of_tokens(tokens, -(-tokens * width // _FEATURES))
         count = _of_vocabulary(vocab_size, -(-tokens // rows)) if self.pieces == "auto" else self.pieces
         return Split(tokens=rows, vocabulary=min(count, vocab_size))
 
-    def describe(self, tokens: int, vocab_size: int, width: int, *, has_features: bool) -> str:
+    def describe(self, tokens: int, vocab_size: int, width: int, *, has_features: bool, at_once: bool = False) -> str:
         """What the plan says of `split`; `has_features`: the model gives these, and a matrix for logits of them."""
-        split = self.split(tokens, vocab_size, width)
+        split = self.split(tokens, vocab_size, width, at_once=at_once)
         why = f"the logits of a microbatch are {bytes_text(tokens * vocab_size * 4)}"
         if self.pieces != "auto":
             why = f"train.loss_chunks; {why}"

@@ -17,7 +17,7 @@ from launcher.errors import UsageError
 from launcher.tasks import loss_chunks
 from launcher.tasks.base import Assets, Task
 from launcher.tasks.cross_entropy import Head, chunked_sums, token_losses
-from launcher.tasks.loss_chunks import LossChunks
+from launcher.tasks.loss_chunks import LossChunks, Split
 from models.transformer import dimension_notes
 
 VOCABULARY = "vocabulary.model"
@@ -62,7 +62,11 @@ def model_sums(
     pieces, head = loss_chunks.present(), _head(model)
     split = None
     if head is not None and targets.shape.is_fully_defined():
-        split = pieces.split(targets.shape.num_elements(), *head.matrix.shape)
+        narrow = head.matrix.dtype.size == 2
+        split = pieces.split(targets.shape.num_elements(), *head.matrix.shape, at_once=training and narrow)
+        if narrow and split is None:
+            # All at once, and by a product of 16 bits, which the model would not know to be compiled.
+            split = Split(narrow=training and pieces.accelerator == "tpu")
     elif pieces.forced:
         raise UsageError(
             f"train.loss_chunks = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
@@ -90,8 +94,8 @@ def describe_loss(pieces: LossChunks, model: keras.Model, rows: int, logits_shap
     # Traced, as only the shape is asked for.
     head = tf.function(lambda: _head(model), autograph=False).get_concrete_function().structured_outputs
     length, vocab_size = logits_shape
-    width = head.matrix.shape[1] if head is not None else 1
-    return pieces.describe(rows * length, vocab_size, width, has_features=head is not None)
+    width, narrow = (1, False) if head is None else (head.matrix.shape[1], head.matrix.dtype.size == 2)
+    return pieces.describe(rows * length, vocab_size, width, has_features=head is not None, at_once=narrow)
 
 
 def _head(model: keras.Model) -> Head | None:

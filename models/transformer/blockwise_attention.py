@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from models.products import product
 from models.transformer.positions import Visibility, same_segment
 
 COMPUTED_AGAIN = "computed_again"
@@ -125,22 +126,6 @@ def attend_in_blocks(
     return attended(query, key, value)
 
 
-def product(one: tf.Tensor, other: tf.Tensor, *, compiling: bool, **transposed: bool) -> tf.Tensor:
-    """Batches of matrix products in float32 (float64 of float64), of 16 bits, too.
-
-    Args:
-        one, other: As for `tf.matmul`.
-        compiling: Whether XLA compiles this. Outside of it, no kernel gives the float32 sums of 16-bit products, and
-            they are rounded to 16 bits in between.
-        transposed: `transpose_a` or `transpose_b`.
-    """
-    if one.dtype.size > 2 or not compiling:
-        products = tf.matmul(one, other, **transposed)
-        return products if one.dtype.size > 2 else tf.cast(products, tf.float32)
-    adjoint = {f"adj_{'xy'[name == 'transpose_b']}": on for name, on in transposed.items()}
-    return tf.raw_ops.BatchMatMulV3(x=one, y=other, Tout=tf.float32, **adjoint)
-
-
 class _Turn:
     """What the turns of the forward and of the backward loop share: both compute the scores of a block.
 
@@ -180,7 +165,10 @@ class _Turn:
         return rows * self.blocks.query_blocks + of_query, rows * self.blocks.key_blocks + of_key
 
     def product(self, one: tf.Tensor, other: tf.Tensor, **transposed: bool) -> tf.Tensor:
-        return product(one, other, compiling=self._compiling, **transposed)
+        if self._compiling or one.dtype.size > 2:
+            return product(one, other, compiling=self._compiling, **transposed)
+        # The kernels of 16 bits are the fast ones; they round their products.
+        return tf.cast(tf.matmul(one, other, **transposed), tf.float32)
 
     def scores(
         self, query: tf.Tensor, key: tf.Tensor, rows: tf.Tensor, of_query: tf.Tensor, of_key: tf.Tensor

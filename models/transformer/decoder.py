@@ -144,7 +144,7 @@ class LanguageModel(TokenModel):
         self.blocks = [Block(**block, name=f"block{number}") for number in range(1, layers + 1)]
         self.norm = NORMALIZATIONS[norm](name="norm")
         if not tie_embeddings:
-            self.head = projection(vocab_size, dtype="float32", name="head")
+            self.head = projection(vocab_size, name="head")
 
     def attended_lengths(self, batch: Mapping[str, Any]) -> dict[str, tuple[int | None, int | None]]:
         """Queries and keys of each kind of attention for a batch of such shapes."""

@@ -56,19 +56,13 @@ class Embedding(keras.layers.Layer):
 
     def build(self, *_: Any) -> None:
         initializer = keras.initializers.RandomNormal(stddev=self._shape[1] ** -0.5)
-        # autocast=False: the scores are float32 products; and a cast of the whole matrix to gather a few rows is waste.
+        # autocast=False: a cast of the whole matrix to gather a few rows is waste.
         self.embeddings = self.add_weight(name="embeddings", shape=self._shape, initializer=initializer, autocast=False)
 
     def call(self, tokens: tf.Tensor) -> tf.Tensor:
         """Compute-dtype vectors [..., width] of integer tokens [...]."""
         vectors = tf.gather(tf.convert_to_tensor(self.embeddings), tokens)
         return tf.cast(vectors * self._factor, self.compute_dtype)
-
-    def scores(self, features: tf.Tensor) -> tf.Tensor:
-        """float32 logits [..., vocab_size] of features [..., width]."""
-        flat = tf.reshape(tf.cast(features, tf.float32), [-1, self._shape[1]])
-        logits = tf.matmul(flat, tf.convert_to_tensor(self.embeddings), transpose_b=True)
-        return tf.reshape(logits, [*sizes(features)[:-1], self._shape[0]])
 
 
 class _Normalization(keras.layers.Layer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 import small_run
@@ -27,8 +28,11 @@ TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2, "float16": 2e
 BY_TOKENS, BY_WORDS, BY_BOTH = Split(tokens=3), Split(vocabulary=4), Split(tokens=2, vocabulary=3)
 
 
-def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True):
-    """Features, head, targets and weights, with ties and tokens of no weight; features exactly as `dtype` has them."""
+def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True, operands=None):
+    """Features, head, targets and weights, with ties and tokens of no weight; features exactly as `dtype` has them.
+
+    The head multiplies `operands`, or else float32 (float64 features by float64).
+    """
     numbers = np.random.default_rng(seed)
     matrix = numbers.standard_normal((vocab, width))
     offsets = numbers.standard_normal(vocab) if bias else np.zeros(vocab)
@@ -42,16 +46,17 @@ def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True):
     weight = numbers.uniform(0, 2, tokens) * (numbers.uniform(size=tokens) > 0.2)
     exact = "float64" if dtype == "float64" else "float32"
     features = tf.cast(tf.constant(features), dtype)
-    head = Head(tf.constant(matrix, exact), tf.constant(offsets, exact) if bias else None)
+    head = Head(tf.cast(tf.constant(matrix, exact), operands or exact), tf.constant(offsets, exact) if bias else None)
     return features, head, tf.constant(targets, tf.int32), tf.constant(weight, exact)
 
 
 def oracle(features, head, targets, weight, smoothing, factor):
     """Loss, weight of the right tokens, gradients of `factor` times the loss by features, matrix and bias."""
+    weight_dtype = weight.dtype.as_numpy_dtype
     x, matrix, weight = (tf.cast(one, tf.float64).numpy() for one in (features, head.matrix, weight))
     bias = 0.0 if head.bias is None else tf.cast(head.bias, tf.float64).numpy()
     logits, targets = x @ matrix.T + bias, targets.numpy()
-    logits = logits.astype(head.matrix.dtype.as_numpy_dtype).astype("float64")  # ties as they are in its dtype
+    logits = logits.astype(weight_dtype).astype("float64")  # ties as they are in its dtype
     top = logits.max(-1, keepdims=True)
     log_sum = top + np.log(np.exp(logits - top).sum(-1, keepdims=True))
     target = (1 - smoothing) * np.eye(len(matrix))[targets] + smoothing / len(matrix)
@@ -72,11 +77,11 @@ def found(features, head, targets, weight, split, smoothing=0.0, factor=1.0, tra
     return [loss, right, *tape.gradient(scaled, sources)]
 
 
-def assert_close(values, expected, dtype):
+def assert_close(values, expected, dtype, rounded=("by features",)):
     names = ("loss", "right", "by features", "by matrix", "by bias")
     for name, value, wanted in zip(names, values, expected, strict=False):
         # Losses and sums over tokens are not rounded to the features' dtype; gradients by features are.
-        tolerance = TOLERANCES[dtype if name == "by features" else ("float64" if dtype == "float64" else "float32")]
+        tolerance = TOLERANCES[dtype if name in rounded else ("float64" if dtype == "float64" else "float32")]
         scale = max(1.0, np.abs(wanted).max())  # a share minus 1 is off by the rounding of 1
         np.testing.assert_allclose(tf.cast(value, tf.float64), wanted, rtol=0, atol=tolerance * scale, err_msg=name)
 
@@ -130,6 +135,36 @@ def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale(split):
     expected = oracle(features, head, targets, weight, 0.0, 2.0**15)[2]
     assert not np.any(plain), "float16 holds these gradients: the loss scale is not needed"
     np.testing.assert_allclose(scaled, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("jit", "accelerator"),
+    [(False, "cpu"), (True, "cpu"), (True, "gpu")],
+    ids=["kernels", "compiled", "compiled for a GPU"],
+)
+@pytest.mark.parametrize(
+    ("split", "rounded"),
+    # Gradients by logits are rounded before the products, and narrow logits themselves before the loss.
+    [(Split(), ("by features", "by matrix")), (BY_TOKENS, ("by features", "by matrix")),
+     (BY_BOTH, ("by features", "by matrix")),
+     (Split(tokens=3, narrow=True), ("loss", "by features", "by matrix", "by bias"))],
+    ids=str,
+)  # fmt: skip
+def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(split, rounded, jit, dtype, accelerator):
+    features, head, targets, weight = case(tokens=64, vocab=103, width=16, dtype=dtype, operands=dtype)
+    weight = weight * 1e-3  # in float16, what is below 2^-14 of this would lose digits
+    scale = 2.0**15 * 1e3  # and a loss scale of this size would overflow if it stood before the products
+
+    @tf.function(jit_compile=jit)
+    def traced(features, matrix, bias):
+        with xla.compiling(jit), using(LossChunks(accelerator=accelerator)):
+            return found(features, Head(matrix, bias), targets, weight, split, 0.1, scale)
+
+    values = traced(tf.cast(features, tf.float32), *head)
+    assert {value.dtype for value in values} == {tf.float32}
+    assert_close([one / scale * 1e3 if place > 1 else one * 1e3 for place, one in enumerate(values)],
+                 oracle(features, head, targets, weight * 1e3, 0.1, 1.0), dtype, rounded)  # fmt: skip
 
 
 def operations(function):
@@ -200,10 +235,19 @@ def test_a_model_is_trained_by_the_gradients_of_its_whole_logits(kind):
             )
 
 
-def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
-    model = language_model(vocab_size=31, layers=1, width=8, heads=2, tie_embeddings=False)
-    model.head.dtype_policy = "mixed_bfloat16"
-    assert model.output_matrix() is None
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "a head of its own"])
+def test_a_model_of_16_bits_has_a_head_of_16_bits_unless_its_layer_is_float32(tied):
+    model = language_model(vocab_size=31, layers=1, width=8, heads=2, tie_embeddings=tied)
+    features, layer = tf.random.stateless_normal([2, 3, 8], [0, 1]), model.embedding if tied else model.head
+    exact = model._logits(features)
+    layer.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    matrix, _ = model.output_matrix()
+    products = [tf.cast(tf.cast(one, tf.bfloat16), tf.float64) for one in (features, matrix)]
+    assert matrix.dtype == tf.bfloat16
+    assert model._logits(features).dtype == tf.float32
+    np.testing.assert_allclose(model._logits(features), tf.einsum("blw,vw->blv", *products), rtol=0, atol=1e-6)
+    layer.dtype_policy = keras.DTypePolicy("float32")
+    np.testing.assert_array_equal(model._logits(features), exact)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +271,19 @@ def test_a_head_that_computes_in_16_bits_makes_its_logits_itself():
 )  # fmt: skip
 def test_pieces_are_chosen_by_the_size_of_all_logits(pieces, tokens, vocab_size, width, expected):
     assert pieces.split(tokens, vocab_size, width) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "vocab_size", "width", "expected"),
+    [("auto", 32_000, 768, Split(tokens=8, narrow=True)), (25, 32_000, 768, Split(vocabulary=25)),
+     # The gradient of this matrix would be two gigabytes during the whole backward pass.
+     ("auto", 128_256, 4096, Split(tokens=4, vocabulary=26))],
+)  # fmt: skip
+def test_a_head_of_16_bits_trains_by_tokens_on_a_tpu_where_the_gradient_of_its_matrix_is_small(
+    pieces, vocab_size, width, expected
+):
+    chunks = LossChunks(pieces=pieces, accelerator="tpu")
+    assert chunks.split(8192, vocab_size, width, at_once=True) == expected
 
 
 def test_a_model_of_ones_own_that_gives_logits_trains_whole_and_refuses_pieces():
