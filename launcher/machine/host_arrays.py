@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 _ALIGNMENT = 64  # bytes: what TensorFlow's operations want of a tensor's memory on a CPU
@@ -29,8 +33,14 @@ def copied_tensor(array: np.ndarray) -> tf.Tensor:
     """The array's numbers as a tensor for any operation, in memory of its own, on the device of the scope."""
     if array.dtype.kind not in "fiu" or not array.nbytes:
         return tf.constant(array)
-    memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
+    own = aligned(array.shape, array.dtype.newbyteorder("="))
+    own[...] = array
+    return tf.identity(shared_tensor(own))
+
+
+def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
+    """An array that nobody has written, which takes no memory before, and is good for any operation."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
-    aligned = memory[begin : begin + array.nbytes].view(array.dtype.newbyteorder("=")).reshape(array.shape)
-    aligned[...] = array
-    return tf.identity(shared_tensor(aligned))
+    return memory[begin : begin + size].view(dtype).reshape(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import random
 from collections.abc import Callable, Iterator
@@ -22,9 +23,27 @@ from launcher.optimizers.weight_shards import shard_of
 
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
+_LATER = 2**22  # elements; a program that looks at a weight while it builds its model looks at none so large
 
-FirstValues = dict[int, Callable[[], np.ndarray]]
-"""What makes the first value of variables that have none yet, by the ids of TensorFlow's variables."""
+
+@dataclasses.dataclass(frozen=True)
+class FirstValue:
+    """What makes the first value of a variable that has none yet, but memory that nobody has written."""
+
+    make: Callable[[], np.ndarray]
+    unwritten: tf.Tensor
+
+    def is_due(self, variable: tf.Variable) -> bool:
+        """Whether nobody has given the variable another value: none is written to this memory while it is held."""
+        return _address(variable.read_value()) == _address(self.unwritten)
+
+    def forget(self, variable: tf.Variable) -> None:
+        """Has the variable no value again, and take no memory."""
+        variable.assign(self.unwritten)
+
+
+FirstValues = dict[int, FirstValue]
+"""By the ids of TensorFlow's variables."""
 
 
 @contextlib.contextmanager
@@ -63,15 +82,13 @@ def scope(strategy: tf.distribute.Strategy, later: FirstValues | None = None) ->
 
 
 def settle(later: FirstValues, model: keras.Model, shards: int) -> None:
-    """Gives variables their first values, all but weights that are divided into so many shards."""
+    """Gives variables their first values, all but weights that are divided into so many shards and have none yet."""
     divided = {id(one.value) for one in model.trainable_variables if shard_of(one, shards) is not None}
-    for variable in [one.value for one in model.variables if id(one.value) in later.keys() - divided]:
-        variable.assign(later.pop(id(variable))())
-
-
-def forget(variable: tf.Variable) -> None:
-    """Has a variable no value, and take no memory, as one of `later` does."""
-    variable.assign(_unwritten(variable))
+    for variable in [one.value for one in model.variables if id(one.value) in later]:
+        if not later[id(variable)].is_due(variable):  # the program has loaded it
+            del later[id(variable)]
+        elif id(variable) not in divided:
+            variable.assign(later.pop(id(variable)).make())
 
 
 def _from_host(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -99,11 +116,11 @@ def _with_value_later(later: FirstValues, next_creator: Callable[..., tf.Variabl
     is_another = _numbers_drawn() != drawn  # of Python's and NumPy's generators, of which the next call is another
     random.setstate(drawn[0])
     np.random.set_state(drawn[1])
-    if is_another or not _is_large(found) or not all(map(_is_repeatable, found.graph.get_operations())):
+    if is_another or not _is_large(found, _LATER) or not all(map(_is_repeatable, found.graph.get_operations())):
         return next_creator(**kwargs)
-    kwargs["initial_value"] = _unwritten(found)
+    kwargs["initial_value"] = unwritten = _unwritten(found)
     variable = next_creator(**kwargs)
-    later[id(variable)] = functools.partial(_made, value, dtype)
+    later[id(variable)] = FirstValue(functools.partial(_made, value, dtype), unwritten)
     return variable
 
 
@@ -119,12 +136,16 @@ def _traced(**kwargs: Any) -> tf.Tensor:
         return tf.convert_to_tensor(value() if callable(value) else value, dtype=kwargs.get("dtype"))
 
 
-def _is_large(tensor: tf.Tensor) -> bool:
-    return tensor.shape.is_fully_defined() and tensor.shape.num_elements() > _LARGE
+def _is_large(tensor: tf.Tensor, least: int = _LARGE + 1) -> bool:
+    return tensor.shape.is_fully_defined() and tensor.shape.num_elements() >= least
 
 
-def _unwritten(like: tf.Tensor | tf.Variable) -> tf.Tensor:
-    return host_arrays.shared_tensor(np.empty(like.shape, like.dtype.as_numpy_dtype))
+def _unwritten(like: tf.Tensor) -> tf.Tensor:
+    return host_arrays.shared_tensor(host_arrays.aligned(like.shape, like.dtype.as_numpy_dtype))
+
+
+def _address(tensor: tf.Tensor) -> int:
+    return int(np.asarray(tensor).__array_interface__["data"][0])
 
 
 def _numbers_drawn() -> tuple[Any, Any]:

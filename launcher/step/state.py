@@ -99,7 +99,7 @@ class State:
         self._replicas = _local_replicas(strategy) if self._shards else []
         self._gather = on_replicas(strategy, _stack_of_replicas)
         self._later = {} if engine is None else dict(engine.first_values or {})
-        self._sources |= {key: whole_of(make) for key, make in self._later.items()}
+        self._sources |= {key: whole_of(one.make) for key, one in self._later.items()}
         copies = [(slot, weight) for slot, weight in optimizer.copies() if self.shard_of(slot) is not None]
         copies += [] if initial_values.are_left_out() else [(average, shard.whole) for average, shard in ema.shards]
         for copy, weight in copies:  # which Keras could not copy
@@ -198,7 +198,7 @@ class State:
         self._sources.clear()
         for variable in self._model.trainable_variables:
             if id(variable.value) in self._later:
-                initial_values.forget(variable.value)
+                self._later[id(variable.value)].forget(variable.value)
 
     def value(self, name: str, variable: tf.Variable) -> np.ndarray:
         """What a variable that is no shard has after the last step; `name` is the one it has in a checkpoint."""

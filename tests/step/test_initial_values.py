@@ -13,6 +13,7 @@ from launcher.step import initial_values
 
 STRATEGY = tf.distribute.get_strategy()
 OWN = np.random.default_rng(0)
+WIDTH = 2048  # of the smallest square whose value is made later
 
 
 def made(build, later=None):
@@ -21,33 +22,47 @@ def made(build, later=None):
         return build()
 
 
-def layers() -> list[tf.Variable]:
-    wide = {"kernel_initializer": "glorot_uniform"}
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, **wide), keras.layers.Dense(100)])
-    return [variable.value for variable in model.weights]
+def network() -> keras.Model:
+    layers = [keras.layers.Dense(units) for units in (WIDTH, WIDTH, WIDTH, 10)]
+    return keras.Sequential([keras.Input((WIDTH,)), *layers])
 
 
 def test_they_are_those_that_would_have_been_made_at_once():
-    wanted, later = [one.numpy() for one in made(layers)], {}
-    variables = made(layers, later)
-    assert [id(one) in later for one in variables] == [True, False, True, False]
+    wanted, later = made(network).get_weights(), {}
+    variables = [one.value for one in made(network, later).weights]
+    assert [id(one) in later for one in variables] == [True, False] * 3 + [False, False]
     for variable, value in zip(variables, wanted, strict=True):
-        found = later[id(variable)]() if id(variable) in later else variable.numpy()
+        found = later[id(variable)].make() if id(variable) in later else variable.numpy()
         np.testing.assert_array_equal(found, value)
+
+
+def test_what_a_program_loads_into_its_model_is_what_it_has():
+    later = {}
+    model = made(network, later)
+    loaded, changed, left = (layer.kernel for layer in model.layers[:3])
+    loaded.assign(np.ones(loaded.shape))
+    changed.assign_add(np.ones(changed.shape))
+    initial_values.settle(later, model, 2)
+    assert list(later) == [id(left.value)]
+    for one in (loaded, changed):
+        np.testing.assert_array_equal(one.numpy(), 1.0)
+    initial_values.settle(later, model, 1)
+    assert later == {}
+    np.testing.assert_array_equal(left.numpy(), made(network).layers[2].kernel.numpy())
 
 
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: np.random.normal(size=[128, 128]),
-        lambda: tf.fill([128, 128], random.random()),
-        lambda: tf.random.normal([128, 128]),
+        lambda: np.random.normal(size=[WIDTH, WIDTH]),
+        lambda: tf.fill([WIDTH, WIDTH], random.random()),
+        lambda: tf.random.normal([WIDTH, WIDTH]),
     ],
     ids=["numpy", "python", "tensorflow"],
 )
 def test_what_another_call_would_draw_anew_is_made_at_once(draw):
     def build() -> tf.Variable:
-        return tf.Variable(draw, dtype=tf.float32, shape=[128, 128])
+        return tf.Variable(draw, dtype=tf.float32, shape=[WIDTH, WIDTH])
 
     later = {}
     np.testing.assert_array_equal(made(build, later).numpy(), made(build).numpy())
@@ -56,5 +71,5 @@ def test_what_another_call_would_draw_anew_is_made_at_once(draw):
 
 def test_what_is_drawn_from_a_generator_of_the_programs_own_is_made_at_once():
     later = {}
-    made(lambda: tf.Variable(lambda: OWN.normal(size=[128, 128]), dtype=tf.float64, shape=[128, 128]), later)
+    made(lambda: tf.Variable(lambda: OWN.normal(size=[WIDTH, WIDTH]), dtype=tf.float64, shape=[WIDTH, WIDTH]), later)
     assert later == {}
