@@ -189,9 +189,7 @@ def _temporary_folder() -> str:
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
-        raise PeerError(
-            f"no temporary folder can be written to: {error.strerror}; make room in one, or set TMPDIR to another"
-        ) from None
+        raise PeerError(f"no temporary folder can be written to: {error.strerror}; make room or set TMPDIR") from None
 
 
 def _isolated(work: Callable[[], Any]) -> Any:

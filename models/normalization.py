@@ -88,10 +88,7 @@ class BatchNormalization(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         channels = input_shape[-1]
         if len(input_shape) < 2 or channels is None:
-            raise ValueError(
-                f"Batch normalisation needs inputs [batch, ..., channels] with a known number of channels; "
-                f"the shape is {tuple(input_shape)}."
-            )
+            raise ValueError(f"Inputs must be [batch, ..., channels], channels known, and are {tuple(input_shape)}.")
         self.gamma = self._weight("gamma", channels, self.gamma_initializer, trainable=True)
         self.beta = self._weight("beta", channels, "zeros", trainable=True)
         self.moving_mean = self._weight("moving_mean", channels, "zeros", trainable=False)

@@ -135,7 +135,7 @@ def test_what_is_wrong_with_records_is_said_before_anything_is_written(refused, 
     name, first = f"tfrecord:{pattern}", pattern.replace("*", "0")
     assert "s9://bucket/a/* cannot be read: File system scheme" in refused("tfrecord:s9://bucket/a/*", *OF_RECORDS)
     assert f"no file matches '{tmp_path}/*.nothing'" in refused(f"tfrecord:{tmp_path}/*.nothing", *OF_RECORDS)
-    assert f"record 0 of {first}: it has no feature 'png', but image/class/label, image/encoded" in refused(
+    assert f"record 0 of {first}: no feature 'png' but image/class/label, image/encoded" in refused(
         name, *OF_RECORDS, "record_images.features = {'image': 'png'}"
     )
     write_tfrecords(tmp_path / "high", [example(encoded(1), 7)])

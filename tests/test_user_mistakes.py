@@ -136,7 +136,7 @@ BEFORE_ANYTHING_IS_WRITTEN = {
     ),
     "arrays that are not wrapped": (
         {"train=ArrayExamples({": "train=({"},
-        "RandomAccessData(train=...): expected examples, such as ArrayExamples, got dict; wrap it",
+        "RandomAccessData: train must be examples, got dict; wrap it",
     ),
     "labels that are strings": (
         {'cultivar[kept].astype("int32")': "cultivar[kept].astype(str)"},

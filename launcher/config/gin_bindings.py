@@ -365,10 +365,7 @@ def short_name(selector: str) -> str:
 def missing_bindings(configurable: str, parameters: Sequence[str]) -> UsageError:
     """What to tell of parameters that must be bound and are not."""
     names = ", ".join(f"{configurable}.{parameter}" for parameter in parameters)
-    return UsageError(
-        f"required and not bound: {names}; bind it in a gin file "
-        f"or with --gin_param '{configurable}.{parameters[0]} = ...'"
-    )
+    return UsageError(f"required and not bound: {names}; --gin_param '{configurable}.{parameters[0]} = ...'")
 
 
 @contextlib.contextmanager

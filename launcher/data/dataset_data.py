@@ -85,8 +85,7 @@ class DatasetData:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""
         if self.batch_size != global_batch_size:
             raise UsageError(
-                f"the batches of the training dataset have {self.batch_size} examples, and train.global_batch_size = "
-                f"{global_batch_size}: they must be the same"
+                f"batches of {self.batch_size}, and train.global_batch_size = {global_batch_size}: make them the same"
             )
         return self._steps_per_epoch
 
@@ -102,10 +101,7 @@ class DatasetData:
         if self._python is None:
             return self._parts(self._train.repeat().skip(shard.start_step), shard)
         if not shard.in_this_process:
-            raise UsageError(
-                "this data is made by Python, and the hosts of a TPU pod, which make their own batches, run none: "
-                "write it to files, see docs/own_data.md"
-            )
+            raise UsageError("a TPU pod's hosts run no Python, which makes this data: see docs/own_data.md")
         return self._parts(self._python.dataset(shard.start_step, shuffle=self._shuffle, seed=shard.seed), shard)
 
     def eval_steps(self, global_batch_size: int) -> int:

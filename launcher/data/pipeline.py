@@ -71,8 +71,7 @@ class Shard:
             return
         if self.global_batch_size < 1 or self.global_batch_size % self.num_replicas:
             raise UsageError(
-                f"global batch size {self.global_batch_size} cannot be divided evenly over {self.num_replicas} "
-                f"replicas; choose a multiple of {self.num_replicas}"
+                f"global batch size {self.global_batch_size}: choose a multiple of {self.num_replicas} replicas"
             )
 
     @property
@@ -252,10 +251,7 @@ class RandomAccessData:
         for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
             if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
                 advice = "wrap it: ArrayExamples({'features': ...})" if isinstance(examples, dict) else "see Examples"
-                raise UsageError(
-                    f"RandomAccessData({role}=...): expected examples, such as ArrayExamples, got "
-                    f"{type(examples).__name__}; {advice}"
-                )
+                raise UsageError(f"RandomAccessData: {role} must be examples, got {type(examples).__name__}; {advice}")
             if examples is not None and len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
         self.num_train_examples = len(self.train)
@@ -337,9 +333,7 @@ class RandomAccessData:
 def _check_can_run(examples: Examples, shard: Shard) -> None:
     advice = getattr(examples, "needs_python", None)
     if advice is not None and not shard.in_this_process:
-        raise UsageError(
-            f"this data is read by Python, and the hosts of a TPU pod, which make their own batches, run none: {advice}"
-        )
+        raise UsageError(f"the hosts of a TPU pod run no Python, which reads this data: {advice}")
 
 
 @no_autograph

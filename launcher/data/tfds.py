@@ -31,10 +31,7 @@ def module() -> types.ModuleType:
         import importlib_resources  # noqa: F401
         import tensorflow_datasets
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"TensorFlow Datasets cannot be imported, {error.name} is missing: "
-            "pip install tensorflow-datasets importlib_resources"
-        ) from None
+        raise UsageError(f"{error.name} is missing: pip install tensorflow-datasets importlib_resources") from None
     return tensorflow_datasets
 
 
@@ -220,7 +217,5 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
             f"{builder.data_dir} are damaged: delete them and prepare the data set again"
         )
     if arrays["label"].min() < 0:
-        raise UsageError(
-            f"split {split!r} of {builder.name!r} has examples without a label; bind tfds_images.eval_split to another"
-        )
+        raise UsageError(f"split {split!r} of {builder.name!r} has no labels; bind tfds_images.eval_split to another")
     return arrays

@@ -180,8 +180,7 @@ def open_files(context: Context) -> Iterator[Finding]:
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size != resource.RLIM_INFINITY:
         yield warn(
-            f"no file may become larger than {size / _MIB:,.0f} MiB (ulimit -f), a checkpoint neither",
-            "ulimit -f unlimited",
+            f"no file may be above {size / _MIB:,.0f} MiB (ulimit -f), nor may a checkpoint", "ulimit -f unlimited"
         )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():

@@ -93,9 +93,8 @@ def discover() -> Devices:
     gpus = []
     for device in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(device)
-        gpus.append(
-            Gpu(model=details.get("device_name", device.name), compute_capability=details.get("compute_capability"))
-        )
+        model = details.get("device_name", device.name)
+        gpus.append(Gpu(model=model, compute_capability=details.get("compute_capability")))
     return Devices(
         gpus=tuple(gpus),
         tpus=tuple(device.name for device in tf.config.list_physical_devices("TPU")),

@@ -346,10 +346,8 @@ def _refusal(holder: Holder, path: Path) -> UsageError:
 
 def _write_error(folder: Path, error: OSError) -> LauncherError:
     if error.errno == errno.EROFS and folder.is_dir() and any(folder.iterdir()):
-        return PeerError(
-            f"--model_dir={folder} cannot be written to any more: {error.strerror}; make it writable and run the same "
-            "command again"
-        )
+        what = f"--model_dir={folder} cannot be written to any more: {error.strerror}"
+        return PeerError(f"{what}; make it writable and run the same command again")
     what = f"--model_dir={folder}: {lease_file.FILE_NAME} cannot be written there: {error.strerror or error}"
     if failures.is_machine_failure(error):
         return PeerError(f"{what}. Make room there, or mend the file system, then run the same command again")

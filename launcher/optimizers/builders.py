@@ -170,9 +170,8 @@ def lars(
       weight_decay: decay inside the trust ratio.
       exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
     """
-    settings = _checked("lars", _RATE, momentum=momentum) | _checked(
-        "lars", _NOT_NEGATIVE, trust_coefficient=trust_coefficient, epsilon=epsilon
-    )
+    settings = _checked("lars", _RATE, momentum=momentum)
+    settings |= _checked("lars", _NOT_NEGATIVE, trust_coefficient=trust_coefficient, epsilon=epsilon)
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
 
 

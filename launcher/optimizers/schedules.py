@@ -206,11 +206,7 @@ def _checked(
     if not 0.0 <= warmup_fraction < 1.0:
         raise UsageError(f"{name}.warmup_fraction = {warmup_fraction}: must be from 0 to less than 1")
     if warmup_steps and warmup_fraction:
-        raise UsageError(
-            f"{name}.warmup_steps = {warmup_steps} and {name}.warmup_fraction = {warmup_fraction}: bind one of them"
-        )
+        raise UsageError(f"{name}.warmup_steps = {warmup_steps} and warmup_fraction = {warmup_fraction}: bind one")
     if decay_steps is not None and decay_steps <= warmup_steps:
-        raise UsageError(
-            f"{name}.decay_steps = {decay_steps}: must be more than 0 and more than warmup_steps, {warmup_steps}"
-        )
+        raise UsageError(f"{name}.decay_steps = {decay_steps}: must be more than warmup_steps, {warmup_steps}")
     return peak

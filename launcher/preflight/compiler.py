@@ -96,10 +96,8 @@ def _remedy(accelerator: str) -> str:
     compiler, extra = _COMPILERS[accelerator]
     machines = ("x86_64",) if accelerator == "tpu" else ("x86_64", "aarch64")
     if platform.system() != "Linux" or platform.machine() not in machines:
-        return (
-            f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {platform.system()} on "
-            f"{platform.machine()}"
-        )
+        here = f"{platform.system()} on {platform.machine()}"
+        return f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {here}"
     return installation.jax_command(extra)
 
 
@@ -152,7 +150,7 @@ class Compiler:
                 os.replace(Path(folder, "entry"), entry)
         except OSError as error:
             raise UsageError(
-                f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}; choose another"
+                f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}"
             ) from None
         return Compilation(**outcome, cached=False)
 

@@ -101,8 +101,7 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     requested, layers = plan.recipe.attention, _attention_layers(model)
     if not layers and requested != "auto":
         raise UsageError(
-            f"train.attention = {requested!r}: {model.name} has no attention layer of models.transformer, which alone "
-            "can be computed in more than one form; leave the binding out"
+            f"train.attention = {requested!r}: {model.name} has no models.transformer attention; leave it out"
         )
     for layer in layers:
         layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
@@ -128,9 +127,7 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
     if requested == "auto":
         layers = [one for one in layers if is_global(plan.recipe) and isinstance(one, keras.layers.BatchNormalization)]
     elif not layers:
-        raise UsageError(
-            f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave the binding out"
-        )
+        raise UsageError(f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave it out")
     for layer in layers:
         if requested == "local":
             layer.synchronized = False

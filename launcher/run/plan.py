@@ -105,10 +105,7 @@ class RunPlan:
         if warning := reduce_error.warning(self.reduce_dtype.name, self.strategy.num_replicas):
             notes.append(warning)
         if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":
-            notes.append(
-                f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for "
-                "it"
-            )
+            notes.append(f"{self.policy}: a TPU multiplies in bfloat16; take train.precision = 'mixed_bfloat16'")
         if self.stands_for > 1:
             workers = self.cluster.num_workers
             notes.append(

@@ -199,9 +199,7 @@ class Recipe:
             if task.optimizer is None:
                 raise missing_bindings("train", ["optimizer"])
         elif not callable(self.optimizer):
-            raise UsageError(
-                f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
-            )
+            raise UsageError(f"train.optimizer = {self.optimizer!r}: expected a reference, such as @momentum")
         check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
@@ -223,9 +221,7 @@ class Recipe:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         for sink in self.sinks:
             if not isinstance(sink, Sink):
-                raise UsageError(
-                    f"train.sinks: {sink!r} is not a launcher.reporting.sinks.Sink; bind objects, as in [@WandbSink()]"
-                )
+                raise UsageError(f"train.sinks: {sink!r} is not a Sink; bind objects, as in [@WandbSink()]")
         for one in self.skip_batches:
             if len(one) != 2 or not 1 <= one[0] <= one[1]:
                 raise UsageError(
@@ -234,24 +230,15 @@ class Recipe:
                 )
         spikes, keep = self.spikes, self.checkpoints.keep
         if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:
-            raise UsageError(
-                f"Spikes.rewind_checkpoints = {spikes.rewind_checkpoints}, but Checkpoints.keep = {keep}: bind "
-                f"Checkpoints.keep to {spikes.rewind_checkpoints} or more"
-            )
+            raise UsageError(f"Checkpoints.keep = {keep}: Spikes.rewind_checkpoints needs {spikes.rewind_checkpoints}")
         if self.early_stopping is not None and not self.evaluate_every:
-            raise UsageError(
-                "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
-                "it to the steps between two"
-            )
+            raise UsageError("train.early_stopping needs evaluations, and train.evaluate_every = 0: bind it, too")
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         if self.steps is None and self.epochs is None:
             raise UsageError("bind train.steps or train.epochs: how long to train")
         if self.steps is not None and self.epochs is not None:
-            raise UsageError(
-                f"train.steps = {self.steps} and train.epochs = {self.epochs} say the same thing in two ways: make one "
-                "of them None"
-            )
+            raise UsageError(f"train.steps = {self.steps} and train.epochs = {self.epochs}: bind one of them")
 
     def total_steps(self, data: Data) -> int:
         """Steps of the whole run on some data; UsageError where it is in epochs, and their size is not known."""
@@ -261,7 +248,5 @@ class Recipe:
             return max(1, round(self.epochs * an_epoch))
         num_train_examples = data.num_train_examples
         if not num_train_examples or self.epochs is None:
-            raise UsageError(
-                f"train.epochs = {self.epochs}, but the number of training examples is not known; bind train.steps"
-            )
+            raise UsageError(f"train.epochs = {self.epochs}: how many examples one has is not known; bind train.steps")
         return max(1, round(self.epochs * num_train_examples / self.global_batch_size))

@@ -106,9 +106,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     if not os.path.isdir(model_dir):
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":
-        raise UsageError(
-            f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before the import"
-        )
+        raise UsageError(f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow first")
     store = checkpoints_of(model_dir)
     step = weights.step_of(store, which)
     path = os.path.join(model_dir, MODEL_FILE)

@@ -97,9 +97,7 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
     if not changed:
         return None
     parts = [f"{len(found)} layers that a saved model brought in {brought}" for brought, found in changed.items()]
-    return (
-        f"{' and '.join(parts)} compute in {policy}, the policy of this run; {BINDING} gives single layers another one"
-    )
+    return f"{' and '.join(parts)} compute in {policy}; {BINDING} gives single layers another policy"
 
 
 def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:

@@ -48,10 +48,7 @@ class Penalty:
         known = {layer_type for _, types in _penalised(model) for layer_type in types}
         for layer_type in (*self.l2, *self.l1):
             if layer_type not in known:
-                raise UsageError(
-                    f"penalty names layers of type {layer_type!r}, but {model.name} has kernels only in "
-                    f"{', '.join(sorted(known))}"
-                )
+                raise UsageError(f"penalty: no {layer_type!r} in {model.name}, but {', '.join(sorted(known))}")
 
     def __call__(self, model: keras.Model) -> tf.Tensor:
         """The penalty as a float32 scalar."""

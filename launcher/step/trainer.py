@@ -150,10 +150,7 @@ class Trainer:
         UsageError where the step is the model's own.
         """
         if isinstance(self.optimizer, Optimizers):
-            raise UsageError(
-                "the model has a train_step of its own, in which there is no loss whose gradients could be looked at; "
-                "for a precision report, write a task with that loss, see docs/own_task.md"
-            )
+            raise UsageError("a model's own train_step cannot be looked into: write a task, see docs/own_task.md")
         assigned = {id(variable) for variable in self.statistics}
         pairs = zip(self.model.weights, model.weights, strict=True)
         return ReplicaStep(

@@ -212,9 +212,7 @@ class Served(NamedTuple):
 def check_builder(binding: str, model: Callable[..., Any], example: str) -> None:
     """Raises UsageError unless a bound model is a builder, which is called later, under the strategy's scope."""
     if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
-        raise UsageError(
-            f"{binding} must be a reference without parentheses, such as {example}, got {type(model).__name__}"
-        )
+        raise UsageError(f"{binding} must be a reference without parentheses, such as {example}")
 
 
 _NOT_OF_USERS = ("builtins", "keras", "launcher", "tensorflow")
@@ -254,10 +252,7 @@ def complete(task: Any) -> Task:
         try:
             object.__setattr__(task, name, types.MethodType(default, task) if callable(default) else default)
         except AttributeError:
-            raise UsageError(
-                f"train.task = {task!r}: attributes cannot be added to it; have its class inherit "
-                "launcher.tasks.base.Task"
-            ) from None
+            raise UsageError(f"{task!r} takes no attributes; have it inherit launcher.tasks.base.Task") from None
     return cast(Task, task)
 
 

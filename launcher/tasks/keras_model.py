@@ -258,9 +258,7 @@ class KerasTask(Task):
         assert self._model is not None
         if self._own is not None:
             if not (uses := self._own.uses()):
-                raise UsageError(
-                    f"{defined_at(self._build)}: train_step applies no Keras optimizer, so it trains nothing"
-                )
+                raise UsageError(f"{defined_at(self._build)}: train_step applies no Keras optimizer")
             return Optimizers(uses)
         found, weights = self._model.optimizer, self._model.trainable_variables
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16

@@ -54,10 +54,7 @@ class LanguageModelling(TextTask):
         if not 0 <= label_smoothing < 1:
             raise UsageError(f"language_modelling.label_smoothing = {label_smoothing}: must be in [0, 1)")
         if not 1 <= max_new_tokens < data.length:
-            raise UsageError(
-                f"language_modelling.max_new_tokens = {max_new_tokens}: must be from 1 to "
-                f"text_corpus.length - 1 = {data.length - 1}"
-            )
+            raise UsageError(f"language_modelling.max_new_tokens = {max_new_tokens}: must be 1 to {data.length - 1}")
         if not 0 <= temperature < math.inf:
             raise UsageError(f"language_modelling.temperature = {temperature}: must be 0 or more")
         if not 0 < top_p <= 1:

@@ -150,8 +150,7 @@ class TextTask(Task):
         vocabulary, size = Vocabulary(assets[VOCABULARY]), self._data.vocab_size
         if vocabulary.size != size:
             raise UsageError(
-                f"{self._size_binding} = {size}, but the vocabulary kept with the weights has {vocabulary.size} "
-                "tokens; use the recipe that trained them"
+                f"{self._size_binding} = {size}: must be {vocabulary.size}, as when the weights were trained"
             )
         self.vocabulary = vocabulary
 

@@ -66,10 +66,7 @@ class Translation(TextTask):
         if decode not in DECODE:
             raise UsageError(f"translation.decode = {decode!r}: must be one of {', '.join(map(repr, DECODE))}")
         if decode_examples is not None and decode_examples < 1:
-            raise UsageError(
-                f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all; "
-                "translation.decode = 'never' translates none"
-            )
+            raise UsageError(f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all")
         super().__init__(data, model, "text_pairs.vocab_size")
         self._label_smoothing = label_smoothing
         self._beam_size = beam_size

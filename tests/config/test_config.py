@@ -323,7 +323,7 @@ def test_of_a_foreign_folder_no_module_is_run_by_whatever_path_it_is_found(
     monkeypatch.setattr(sys, "path", ["", str(folder), str(folder / "runs"), *sys.path])
     before = set(sys.modules)
     try:
-        with pytest.raises(UsageError, match=r"runs/foreign.*, whose Python is run only with trust=True"):
+        with pytest.raises(UsageError, match=r"runs/foreign.*; trust=True would run it"):
             gin_bindings.load([str(folder / "runs/foreign/config.gin")], foreign=str(folder / "runs/foreign"))
     finally:
         for name in set(sys.modules) - before:

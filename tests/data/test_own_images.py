@@ -185,10 +185,10 @@ def test_features_of_another_name_are_read(tmp_path):
     name, features = f"tfrecord:{pattern}", {"image": "image_raw", "label": "label"}
     assert len(everything(made(image_data, name=name, num_classes=3, features=features))["label"]) == ALL
     with pytest.raises(
-        UsageError, match=r"record 0 of .*no feature 'image/encoded', but .*; bind record_images.features = \{'image'"
+        UsageError, match=r"record 0 of .*no feature 'image/encoded' but .*; bind record_images.features"
     ):
         made(image_data, name=name, num_classes=3)
-    with pytest.raises(UsageError, match=r"features = .* must name the features of 'image', 'label' or both"):
+    with pytest.raises(UsageError, match=r"features = .* must name 'image', 'label' or both"):
         made(image_data, name=name, num_classes=3, features={"picture": "image_raw"})
 
 

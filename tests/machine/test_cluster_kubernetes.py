@@ -106,7 +106,7 @@ TWO_JOBS = changed(JOBSET, LAUNCHER_NUM_WORKERS="4", REPLICATED_JOB_REPLICAS="2"
         (changed(JOBSET, JOB_INDEX="1"), f"{ANNOTATION}replicatedjob-replicas']"),
         (changed(TWO_JOBS, JOB_INDEX=None), "JOB_INDEX is missing or empty: REPLICATED_JOB_REPLICAS=2"),
         (changed(TWO_JOBS, JOB_INDEX="2"), "JOB_INDEX='2' is not a whole number from 0 to 1"),
-        (changed(TWO_JOBS, LAUNCHER_NUM_WORKERS="3"), "=3 cannot be split over REPLICATED_JOB_REPLICAS=2"),
+        (changed(TWO_JOBS, LAUNCHER_NUM_WORKERS="3"), "=3 is no multiple of REPLICATED_JOB_REPLICAS=2"),
         (changed(TWO_JOBS, JOB_COMPLETION_INDEX="2"), "LAUNCHER_NUM_WORKERS=4 over 2 Jobs makes 2 pod(s) a Job"),
         (changed(TWO_JOBS, HOSTNAME="resnet-workers-1-1"), "HOSTNAME='resnet-workers-1-1', but"),
         (changed(JOBSET, HOSTNAME="resnet-workers-1-1"), "make this pod 'resnet-workers-0-1'"),

@@ -44,7 +44,7 @@ def test_objects_of_any_kind_are_tasks():
     assert complete(types.SimpleNamespace(**methods)).callbacks() == ()
     assert complete(dataclasses.make_dataclass("Frozen", [], bases=(Three,), frozen=True)()).callbacks() == ()
     slotted = type("Slotted", (), {"__slots__": (), **{name: vars(Three)[name] for name in methods}})
-    with pytest.raises(UsageError, match=r"have its class inherit launcher.tasks.base.Task"):
+    with pytest.raises(UsageError, match=r"have it inherit launcher.tasks.base.Task"):
         complete(slotted())
 
 

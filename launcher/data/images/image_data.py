@@ -203,10 +203,7 @@ def image_data(
     source = _source(name, source)
     is_synthetic = isinstance(source, SyntheticSource)
     if is_synthetic and augmentation != "none":
-        raise UsageError(
-            f"image_data.augmentation = {augmentation!r}: synthetic images measure a model's speed and are not "
-            "augmented; bind it to 'none'"
-        )
+        raise UsageError(f"image_data.augmentation = {augmentation!r}: must be 'none' for synthetic images")
     facts = _standardised(source.facts, mean, std)
     height, width = (image_size, image_size) if image_size is not None else facts.image_shape[:2]
     if height is None or width is None:

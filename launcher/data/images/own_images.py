@@ -82,10 +82,7 @@ def own_images(
     else:
         how = f"evaluated on {evaluated_on}"
     if not len(train) or not (len(evaluation) or eval_share == 0):
-        raise UsageError(
-            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind {binding}.eval_share "
-            "to another share to hold out, or to 0 for none"
-        )
+        raise UsageError(f"{len(train)} images to train, {len(evaluation)} to evaluate on; bind {binding}.eval_share")
     chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
     sizes = {size for index in chosen if (size := train.size(int(index)))}
     if not sizes:

@@ -36,10 +36,7 @@ class FilePairs:
         eval_target_file: str | None = None,
     ):
         if (eval_source_file is None) != (eval_target_file is None):
-            raise UsageError(
-                "file_pairs.eval_source_file and file_pairs.eval_target_file belong together, got "
-                f"{eval_source_file!r} and {eval_target_file!r}"
-            )
+            raise UsageError("file_pairs.eval_source_file and eval_target_file belong together: bind both or none")
         self._train, self._held_out = _paths(source_file, target_file), _paths(eval_source_file, eval_target_file)
 
     def check(self) -> None:

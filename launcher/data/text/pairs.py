@@ -120,10 +120,7 @@ class TextPairs(TextRows[Pair]):
         train, dropped = self._sequences(self.source.train(), cut=False)
         total = len(train[0]) + dropped
         if not len(train[0]):
-            raise UsageError(
-                f"none of the {total} training pairs of {self.name!r} fit text_pairs.max_length = {self.max_length} "
-                "tokens; bind a larger one"
-            )
+            raise UsageError(f"no pair of {self.name!r} fits text_pairs.max_length = {self.max_length}; raise it")
         held_out, _ = self._sequences(self.eval_pairs, cut=True)
         arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):

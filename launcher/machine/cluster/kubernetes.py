@@ -83,8 +83,7 @@ def _pods(environ: Mapping[str, str], num_workers: int) -> _Pods:
     num_jobs, job = _jobs(environ) if jobset else (1, 0)
     if num_workers % num_jobs:
         raise UsageError(
-            f"{_NUM_WORKERS}={num_workers} cannot be split over REPLICATED_JOB_REPLICAS={num_jobs}: it counts the pods "
-            "of all replicas, replicas x completions"
+            f"{_NUM_WORKERS}={num_workers} is no multiple of REPLICATED_JOB_REPLICAS={num_jobs}, whose pods it counts"
         )
     pods_per_job = num_workers // num_jobs
     pod = whole_number(
@@ -145,9 +144,8 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
             "all of them from the pod's own annotations"
         )
     advice = "all workers listen on it; give all pods the same one, or unset it"
-    port = whole_number(
-        environ, "LAUNCHER_PORT_BASE", least=1, most=LAST_PORT, default=str(DEFAULT_PORT), advice=advice
-    )
+    default = str(DEFAULT_PORT)
+    port = whole_number(environ, "LAUNCHER_PORT_BASE", least=1, most=LAST_PORT, default=default, advice=advice)
     return tuple(f"{name}.{service}:{port}" for name in names)
 
 

@@ -269,10 +269,7 @@ class SkippedSteps(Action):
             step, before = records.first_step + int(offset), records.loss_scale[offset]
             after = scale_after(records, int(offset), self._trainer)
             if records.weight[offset] == 0:
-                self._note(
-                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
-                    "scale stays as it is"
-                )
+                self._note(f"step {step} skipped: all weights of its batch are 0; the loss scale stays as it is")
                 continue
             if math.isfinite(records.gradient_norm[offset]) and math.isfinite(records.loss[offset]):
                 continue  # above a limit, of which `SpikeDetector` tells
