@@ -76,8 +76,7 @@ class BatchNormalization(keras.layers.Layer):
             raise ValueError(f"group_size must be at least 1, or None for the whole batch, and is {group_size}.")
         if synchronized and group_size is not None:
             raise ValueError(
-                f"Normalisation is either synchronized over all replicas or over groups of group_size={group_size} "
-                "examples. Set synchronized to False, or group_size to None."
+                f"Normalisation is synchronized or in groups of group_size={group_size}: choose one of them."
             )
         self.momentum = float(momentum)
         self.epsilon = float(epsilon)

@@ -85,7 +85,7 @@ class DatasetData:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""
         if self.batch_size != global_batch_size:
             raise UsageError(
-                f"batches of {self.batch_size}, and train.global_batch_size = {global_batch_size}: make them the same"
+                f"train.global_batch_size = {global_batch_size}: the dataset's batches have {self.batch_size}"
             )
         return self._steps_per_epoch
 
@@ -169,8 +169,7 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
     if len(sizes) != 1 or sizes & {0, None}:
         found = dict.fromkeys(map(str, sizes)) or {"none": None}
         raise UsageError(
-            "a tf.data.Dataset for fit must hold batches, of at least one: the first axes of its elements are of size "
-            f"{', '.join(found)}; call .batch(size) on it"
+            f"expected batches, got a tf.data.Dataset of elements of {', '.join(found)} rows; call .batch(size) on it"
         )
     return sizes.pop() or 0
 
@@ -195,10 +194,7 @@ def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
     options.deterministic = True
     for key, spec in flatten(dataset.element_spec).items():
         if isinstance(spec, tf.RaggedTensorSpec):
-            raise UsageError(
-                f"{key} of the {role} dataset is ragged: make it a tensor, such as by .map(lambda x, y: "
-                "(x.to_tensor(), y)), and have layers leave out the padding by a mask"
-            )
+            raise UsageError(f"{key} of the {role} dataset is ragged: have a .map() call to_tensor() on it")
 
     is_tuple = isinstance(dataset.element_spec, tuple)
 

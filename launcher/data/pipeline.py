@@ -70,9 +70,7 @@ class Shard:
         if 0 < self.global_batch_size <= self.rows * self.num_replicas:
             return
         if self.global_batch_size < 1 or self.global_batch_size % self.num_replicas:
-            raise UsageError(
-                f"global batch size {self.global_batch_size}: choose a multiple of {self.num_replicas} replicas"
-            )
+            raise UsageError(f"global batch size {self.global_batch_size}: choose a multiple of {self.num_replicas}")
 
     @property
     def per_replica_batch_size(self) -> int:
@@ -367,10 +365,7 @@ def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
 
 def _with_static_shape(key: str, value: tf.Tensor, size: int) -> tf.Tensor:
     if value.shape.rank is None or not value.shape[1:].is_fully_defined():
-        raise UsageError(
-            f"{key!r} of a batch has shape {value.shape}: every axis but the first must be known when the program is "
-            "built; use tf.ensure_shape where the examples are fetched"
-        )
+        raise UsageError(f"{key!r} of a batch has shape {value.shape}; say all axes but the first by tf.ensure_shape")
     return tf.ensure_shape(value, [size, *value.shape[1:]])
 
 

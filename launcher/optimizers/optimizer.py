@@ -323,10 +323,7 @@ def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: o
     """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
     rate = keras_optimizer.learning_rate
     if learning_rate is not None or not isinstance(rate, keras.Variable):
-        raise UsageError(
-            f"{keras_optimizer.name}: a learning rate that may be set while training must be a number, and be given to "
-            "the Keras optimizer; what this one has is a schedule"
-        )
+        raise UsageError(f"{keras_optimizer.name}: its learning rate is a schedule, which cannot be set while training")
     return rate
 
 

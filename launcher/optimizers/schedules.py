@@ -181,10 +181,7 @@ def _are_steps(boundaries: Sequence[float]) -> bool:
     steps = all(isinstance(boundary, int) and boundary >= 1 for boundary in boundaries)
     parts = all(isinstance(boundary, float) and 0.0 < boundary < 1.0 for boundary in boundaries)
     if not boundaries or not (steps or parts) or list(boundaries) != sorted(set(boundaries)):
-        raise UsageError(
-            f"step_decay.boundaries = {boundaries!r}: must be ascending, and all whole numbers of steps, such as "
-            "(3000, 6000), or all parts of the run, such as (0.33, 0.67)"
-        )
+        raise UsageError(f"step_decay.boundaries = {boundaries!r}: must be ascending steps, or shares of the run")
     return steps
 
 

@@ -80,10 +80,7 @@ def require_versions(accelerator: str = "tpu") -> dict[str, str]:
             ) from None
     for name, minimum in MINIMUM.items():
         if name in found and _parts(found[name]) < _parts(minimum):
-            raise UsageError(
-                f"--mode=preflight: {name} {found[name]} is too old, {minimum} is the oldest that was tried: "
-                f"{_remedy(accelerator)}"
-            )
+            raise UsageError(f"--mode=preflight: {name} {found[name]} is older than {minimum}: {_remedy(accelerator)}")
     if accelerator == "gpu" and found[compiler] != found["jaxlib"]:
         raise UsageError(
             f"--mode=preflight: {compiler} {found[compiler]} does not go with jaxlib {found['jaxlib']}, the versions "
@@ -149,9 +146,7 @@ class Compiler:
                     json.dump(outcome, file)
                 os.replace(Path(folder, "entry"), entry)
         except OSError as error:
-            raise UsageError(
-                f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}"
-            ) from None
+            raise UsageError(f"--preflight_cache={self._cache_dir}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
 
     def _sweep(self) -> None:

@@ -186,10 +186,7 @@ def find(gpu_type: str) -> GpuMachines:
     """
     match = re.fullmatch(r"([^:]+)(?::(?:(\d+)x)?(\d+))?", gpu_type.strip().lower())
     if match is None:
-        raise UsageError(
-            f"--gpu_type={gpu_type}: write CARD:GPUS or CARD:HOSTSxGPUS, such as h100:8 or a100-80:8x8; cards: "
-            f"{', '.join(CARDS)}"
-        )
+        raise UsageError(f"--gpu_type={gpu_type}: write CARD:GPUS or CARD:HOSTSxGPUS; cards: {', '.join(CARDS)}")
     name, hosts, gpus = match[1], int(match[2] or 1), int(match[3] or 1)
     if name not in CARDS:
         close = [one for one in CARDS if one.startswith(f"{name}-")] or [one for one in [nearest(name, CARDS)] if one]

@@ -100,9 +100,7 @@ def _attention_layers(model: keras.Model) -> list[Attention]:
 def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     requested, layers = plan.recipe.attention, _attention_layers(model)
     if not layers and requested != "auto":
-        raise UsageError(
-            f"train.attention = {requested!r}: {model.name} has no models.transformer attention; leave it out"
-        )
+        raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
     for layer in layers:
         layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
 

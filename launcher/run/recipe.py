@@ -207,10 +207,7 @@ class Recipe:
         if self.rematerialize not in (True, False, None, "auto"):
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_chunks != "auto" and task.logits_shape is None:
-            raise UsageError(
-                f"train.loss_chunks = {self.loss_chunks}: {type(self.task).__name__} has no loss over a vocabulary, as "
-                "the tasks of text have; leave it out"
-            )
+            raise UsageError(f"train.loss_chunks = {self.loss_chunks}: only a task of text has it; leave it out")
         _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
         _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
@@ -224,10 +221,7 @@ class Recipe:
                 raise UsageError(f"train.sinks: {sink!r} is not a Sink; bind objects, as in [@WandbSink()]")
         for one in self.skip_batches:
             if len(one) != 2 or not 1 <= one[0] <= one[1]:
-                raise UsageError(
-                    f"train.skip_batches: {one!r} is not a first and a last batch, counted from 1; bind ranges, such "
-                    "as [(120, 122)]"
-                )
+                raise UsageError(f"train.skip_batches: {one!r} must be a first and a last batch, as in [(120, 122)]")
         spikes, keep = self.spikes, self.checkpoints.keep
         if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:
             raise UsageError(f"Checkpoints.keep = {keep}: Spikes.rewind_checkpoints needs {spikes.rewind_checkpoints}")

@@ -151,10 +151,7 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
     if not isinstance(model, keras.Model):
         raise UsageError(f"the task's model() must return a keras.Model (Keras 3), got {type(model).__name__}")
     if not model.trainable_variables:
-        raise UsageError(
-            f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
-            "(call it on an example, or model.build(shape))"
-        )
+        raise UsageError(f"model {model.name!r} has no variables to train; call model.build(shape) in model()")
     if brought := layer_policies.follow_run(model, policy):
         note(brought)
     layer_policies.apply(model, recipe.precision_overrides)

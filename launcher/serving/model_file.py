@@ -127,10 +127,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     if step is None:
         raise UsageError(f"launcher.load: no checkpoint and no {MODEL_FILE} with such weights in {model_dir}")
     if which == "averaged" and not weights.has_averages(store, step):
-        raise UsageError(
-            f"launcher.load: step {step} in {model_dir} has no averaged weights; train with train.ema_decay, or load "
-            "'best' or 'last'"
-        )
+        raise UsageError(f"launcher.load: step {step} in {model_dir} has no averaged weights; load 'best' or 'last'")
     return _built(model_dir, store, step, averaged=which == "averaged" or None, trust=trust)
 
 

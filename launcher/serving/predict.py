@@ -70,10 +70,7 @@ def open_records(path: str | None, task: Any) -> Inputs:
     if isinstance(task, ReadsLines):
         return Lines(path, task)
     if isinstance(task, ReadsImages):
-        raise UsageError(
-            f"--mode=predict: {type(task).__name__} does not answer lines of text; --input is a folder of images, a "
-            "glob, an image, or an array as .npy"
-        )
+        raise UsageError(f"--mode=predict: {type(task).__name__} takes no lines; --input is images or an array")
     return Texts(path)
 
 
@@ -81,8 +78,7 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
     is_array = input_path is not None and input_path.endswith(ARRAY_SUFFIXES)
     if is_array and (output_path is None or not output_path.endswith(ARRAY_SUFFIXES)):
         raise UsageError(
-            f"--input={input_path} is an array, and so are its answers: name them by --output=FILE.npy, or FILE.npz "
-            f"for a model of several outputs, not {output_path or 'standard output'}"
+            f"--input={input_path}: name the answers --output=FILE.npy or .npz, not {output_path or 'standard output'}"
         )
     if output_path is None:
         return

@@ -33,10 +33,7 @@ def check(overrides: Mapping[str, str]) -> None:
     checked_patterns(BINDING, overrides)
     for pattern, policy in overrides.items():
         if policy in ("float16", "bfloat16"):
-            raise UsageError(
-                f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
-                "computes in them and keeps float32 weights"
-            )
+            raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r}: take 'mixed_{policy}', with float32 weights")
         if policy not in POLICIES:
             raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r} is no policy{advice(policy, POLICIES)}")
 

@@ -231,10 +231,7 @@ def complete(task: Any) -> Task:
     for name, arguments in (("data", ()), ("model", ()), ("loss", ("model", "batch", "training"))):
         method = getattr(task, name, None)
         if not callable(method) or getattr(method, "__func__", None) is vars(Task)[name]:
-            raise UsageError(
-                f"train.task = {task!r} is not a task: it has no method {name}(). "
-                "Bind an object, with parentheses: train.task = @image_classification()"
-            )
+            raise UsageError(f"train.task = {task!r} has no method {name}(): bind @image_classification() or another")
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError:
@@ -268,10 +265,7 @@ def _check_spelling(task: Any) -> None:
         offered |= members if members & present else set()
     for name in sorted(name for name in written - offered if not name.startswith("_")):
         if (close := nearest(name, offered - present, cutoff=_MISSPELT)) is not None:
-            raise UsageError(
-                f"train.task: nothing asks {type(task).__name__} for its {name!r}; did you mean {close!r}? "
-                f"If it is of your own, call it '_{name}'"
-            )
+            raise UsageError(f"train.task: nothing asks for {name!r}; did you mean {close!r}? Else call it '_{name}'")
 
 
 def open_data(task: Task) -> Data:

@@ -446,7 +446,4 @@ def _check_reductions(model: keras.Model, where: str) -> None:
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", _REDUCTIONS[0])
         if isinstance(loss, keras.losses.Loss) and reduction not in _REDUCTIONS:
-            raise UsageError(
-                f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
-                f"leave it at {_REDUCTIONS[0]!r}"
-            )
+            raise UsageError(f"{where}: loss {loss.name!r} has reduction={reduction!r}; leave it at {_REDUCTIONS[0]!r}")

@@ -64,10 +64,7 @@ def model_sums(
     if head is not None and targets.shape.is_fully_defined():
         split = pieces.split(targets.shape.num_elements(), *head.matrix.shape)
     elif pieces.forced:
-        raise UsageError(
-            f"train.loss_chunks = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
-            "False among the arguments of its call(). Bind 'auto', or 1 for whole logits"
-        )
+        raise UsageError(f"train.loss_chunks = {pieces.pieces}: the model has no output_matrix(); bind 'auto' or 1")
     if head is None or split is None:
         logits = model(batch, training=training)
         return token_sums(logits, targets, batch["weight"], label_smoothing=label_smoothing)
@@ -149,9 +146,7 @@ class TextTask(Task):
             raise UsageError(f"assets/{VOCABULARY} is missing beside the checkpoints; train again, or put it back")
         vocabulary, size = Vocabulary(assets[VOCABULARY]), self._data.vocab_size
         if vocabulary.size != size:
-            raise UsageError(
-                f"{self._size_binding} = {size}: must be {vocabulary.size}, as when the weights were trained"
-            )
+            raise UsageError(f"{self._size_binding} = {size}: must be {vocabulary.size}, as the weights have it")
         self.vocabulary = vocabulary
 
 

@@ -174,8 +174,5 @@ def _sacrebleu(binding: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "sacrebleu":
             raise
-        raise UsageError(
-            f"{binding} needs sacrebleu, which is not installed: {installation.command('text')}; "
-            "translation.decode = 'never' does without"
-        ) from None
+        raise UsageError(f"{binding} needs sacrebleu: {installation.command('text')}") from None
     return sacrebleu.metrics

@@ -182,9 +182,9 @@ def test_an_int_parameter_takes_ints_alone(value):
     [
         ("slow_decent.rate = 1.0", "nothing is named 'slow_decent'; did you mean 'slow_descent'?"),
         ("job.optimizer = @fast_decent", "nothing is named 'fast_decent'; did you mean 'fast_descent'?"),
-        ("job.stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
-        ("job.hidden = 3", "job has no parameter 'hidden' to bind"),
-        ("job:\n  stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("job.stepz = 3", "no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("job.hidden = 3", "no parameter 'hidden' to bind"),
+        ("job:\n  stepz = 3", "no parameter 'stepz' to bind; did you mean 'steps'?"),
         ("learning = 1.0\njob.rate = %lerning", "macro %lerning is not defined; did you mean 'learning'?"),
         ("job.rate = %zzz", "macro %zzz is not defined"),
         ("job.rate = %first\nfirst = %second\nsecond = %first", "in a circle: first -> second -> first"),

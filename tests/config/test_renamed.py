@@ -85,9 +85,9 @@ def test_a_group_may_be_a_mapping_and_bindings_go_before(load):
 
 def test_what_belongs_to_another_source_is_refused(load):
     for wrong, said in (
-        ("image_data.train_split = 'train'", "image_data has no parameter 'train_split'"),
+        ("image_data.train_split = 'train'", "no parameter 'train_split'"),
         ("tfds_images.train_split = 'train'", "tfds_images is never called"),
-        ("folder_images.first_label = 1", "folder_images has no parameter 'first_label'"),
+        ("folder_images.first_label = 1", "no parameter 'first_label'"),
     ):
         with pytest.raises(UsageError, match=said):
             load(wrong)

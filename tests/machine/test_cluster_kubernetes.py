@@ -111,7 +111,7 @@ TWO_JOBS = changed(JOBSET, LAUNCHER_NUM_WORKERS="4", REPLICATED_JOB_REPLICAS="2"
         (changed(TWO_JOBS, HOSTNAME="resnet-workers-1-1"), "HOSTNAME='resnet-workers-1-1', but"),
         (changed(JOBSET, HOSTNAME="resnet-workers-1-1"), "make this pod 'resnet-workers-0-1'"),
         (changed(JOBSET, JOBSET_NAME="res net"), "'res net-workers-0-0' is no name in DNS"),
-        (changed(JOBSET, JOBSET_NAME="r" * 60), "has 72 characters"),
+        (changed(JOBSET, JOBSET_NAME="r" * 60), "longer than 63 characters"),
         (changed(JOBSET, LAUNCHER_SERVICE="a/b"), "'a/b' is no name in DNS"),
         (changed(JOBSET, LAUNCHER_PORT_BASE="0"), "LAUNCHER_PORT_BASE='0' is not a whole number from 1 to 65535"),
         (changed(INDEXED_JOB, LAUNCHER_SERVICE=None), "LAUNCHER_SERVICE is missing or empty"),

@@ -64,7 +64,7 @@ def test_a_model_without_attention_has_no_line(dry_run):
         (
             "resnet_cpu.gin",
             "blocks",
-            "train.attention = 'blocks': resnet8 has no models.transformer attention",
+            "train.attention = 'blocks': only for attention of models.transformer",
         ),
     ],
 )

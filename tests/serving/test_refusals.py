@@ -67,4 +67,4 @@ def test_a_prediction_among_several_workers(flags, capsys, tmp_path, monkeypatch
 
 def test_a_task_that_reads_no_lines(capsys, tmp_path):
     flags = ("launcher", "--gin_file=resnet_cpu.gin", f"--model_dir={tmp_path}/run", "--mode=predict")
-    assert "ImageClassification does not answer lines" in refused(capsys, *flags)
+    assert "ImageClassification takes no lines" in refused(capsys, *flags)

@@ -81,7 +81,7 @@ def test_what_stands_for_another_task_has_what_that_one_has():
     ],
 )
 def test_a_name_that_is_nearly_one_of_a_tasks_is_refused_with_the_right_one(base, name, value, meant):
-    with pytest.raises(UsageError, match=f"Own for its '{name}'; did you mean '{meant}'.*call it '_{name}'"):
+    with pytest.raises(UsageError, match=f"asks for '{name}'; did you mean '{meant}'.*call it '_{name}'"):
         complete(type("Own", (base,), {name: value})())
     complete(type("Own", (base,), {f"_{name}": value})())
 

@@ -247,7 +247,5 @@ def _standardised(facts: Facts, mean: Sequence[float] | None, std: Sequence[floa
     channels = facts.image_shape[2]
     for key, values in (("mean", mean), ("std", std)):
         if values is not None and (len(values) != channels or (key == "std" and min(values) <= 0)):
-            raise UsageError(
-                f"image_data.{key} = {values!r} must be {channels} numbers{', all above 0' if key == 'std' else ''}"
-            )
+            raise UsageError(f"image_data.{key} = {values!r} must be {channels} numbers, std above 0")
     return dataclasses.replace(facts, mean=tuple(mean or facts.mean), std=tuple(std or facts.std))

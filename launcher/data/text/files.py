@@ -83,8 +83,7 @@ def _paired(source: Path, target: Path) -> Iterator[Pair]:
     except ValueError:
         counts = [sum(1 for _ in decoded_lines(path)) for path in (source, target)]
         raise UsageError(
-            f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must translate line n of "
-            "the other"
+            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: line n must go with line n"
         ) from None
 
 

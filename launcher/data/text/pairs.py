@@ -72,10 +72,7 @@ class TextPairs(TextRows[Pair]):
         if max_length < 2:
             raise UsageError(f"text_pairs.max_length = {max_length} must be 2 or more: one token, and the end")
         if row_length < max_length or (row_length > max_length and not packed):
-            raise UsageError(
-                f"text_pairs.row_length = {row_length} must be text_pairs.max_length = {max_length}, or more if "
-                f"text_pairs.packed (it is {packed})"
-            )
+            raise UsageError(f"text_pairs.row_length = {row_length}: must be {max_length}, or more if packed")
         self.max_length = max_length
         self.row_length = row_length
         self.packed = packed

@@ -82,9 +82,7 @@ def _pods(environ: Mapping[str, str], num_workers: int) -> _Pods:
     jobset = environ.get("JOBSET_NAME", "").strip() or None
     num_jobs, job = _jobs(environ) if jobset else (1, 0)
     if num_workers % num_jobs:
-        raise UsageError(
-            f"{_NUM_WORKERS}={num_workers} is no multiple of REPLICATED_JOB_REPLICAS={num_jobs}, whose pods it counts"
-        )
+        raise UsageError(f"{_NUM_WORKERS}={num_workers} is no multiple of REPLICATED_JOB_REPLICAS={num_jobs}")
     pods_per_job = num_workers // num_jobs
     pod = whole_number(
         environ,
@@ -132,10 +130,7 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
             )
     longest = max(names, key=len)
     if len(longest) > _LABEL_LENGTH:
-        raise UsageError(
-            f"{longest!r} has {len(longest)} characters, a pod's name in DNS at most {_LABEL_LENGTH}: give the JobSet "
-            "or Job a shorter name"
-        )
+        raise UsageError(f"{longest!r} is longer than {_LABEL_LENGTH} characters: shorten the JobSet's or Job's name")
     own, host = names[pods.rank], environ.get("HOSTNAME", "").strip()
     # On the host's network HOSTNAME is the node's; where it is a pod's of this Job, it must be this one's.
     if host != own and _INDICES.sub("", host) == _INDICES.sub("", own):
