@@ -1,6 +1,6 @@
 """Keras's own tests of `fit`, run as they are and with each `model.fit` going through `launcher.fit`.
 
-    python benchmarks/keras_trainer_tests.py                                     # writes benchmarks/notes/keras_tests.md
+    python benchmarks/keras_trainer_tests.py                                # writes benchmarks/notes/keras_tests.md
     python benchmarks/keras_trainer_tests.py FILE --only=raggeds --page=''
 
 FILE is a file of Keras's tests; without it, the `trainer_test.py` that the installed wheel brings. It is run, never

@@ -53,7 +53,8 @@ class Spikes:
         (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
       loss_factor, gradient_norm_factor: how far above the median a spike is; None to leave one of them alone.
       deviations: robust standard deviations that a spike is above the median as well.
-      window: steps that the median is of. A tenth of it is the longest loop of steps on the device, whatever `train.steps_per_loop` is.
+      window: steps that the median is of. A tenth of it is the longest loop of steps on the device, whatever
+        `train.steps_per_loop` is.
       rewind_checkpoints: how many checkpoints to go back, of those before the first batch that is left out.
       skip_batches: how many batches are left out, that of the spike in their middle: of three, the one before and the
         one after it, too; of two, the one before.
