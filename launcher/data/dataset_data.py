@@ -248,8 +248,7 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     """The parts of this host's replicas of each global batch, in turn."""
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
     larger = (
-        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has: no batch may be "
-        "larger; see rebatch() of tf.data.Dataset"
+        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has; see rebatch()"
     )
 
     @no_autograph

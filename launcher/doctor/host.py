@@ -129,8 +129,7 @@ def memory(context: Context) -> Iterator[Finding]:
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
         yield warn(
-            f"ulimit -v is {address_space / _GIB:.1f} GiB of addresses, of which TensorFlow reserves many more than it "
-            "uses",
+            f"ulimit -v is {address_space / _GIB:.1f} GiB, and TensorFlow reserves many more addresses",
             "ulimit -v unlimited",
         )
     if usable < _LEAST_MEMORY:

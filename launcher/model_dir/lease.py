@@ -339,8 +339,7 @@ def _refusal(holder: Holder, path: Path) -> UsageError:
     with contextlib.suppress(OSError):
         beat = f", last heartbeat {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
     return UsageError(
-        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait until it has ended, stop it, or "
-        "choose another --model_dir"
+        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait, or choose another --model_dir"
     )
 
 

@@ -165,8 +165,7 @@ class Compiler:
                 process.wait(self._timeout_seconds)
             except subprocess.TimeoutExpired:
                 raise OutOfTimeError(
-                    f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
-                    f"{where.name} after so many seconds; give it more, or a machine with faster cores"
+                    f"--preflight_timeout={self._timeout_seconds:g} was too short for {where.name}; give it more"
                 ) from None
         if process.returncode:
             raise _death(process.returncode, log, where)

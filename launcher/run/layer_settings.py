@@ -131,8 +131,7 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
             layer.synchronized = False
         elif group := group_size(layer):
             raise UsageError(
-                f"{BATCH_NORM} = 'global': layer {layer.name!r} takes its statistics over groups of {group} examples, "
-                "which is the same on any topology, too; leave the binding out, or make the layer without groups"
+                f"{BATCH_NORM} = 'global': layer {layer.name!r} has groups of {group}; leave the binding out"
             )
         elif plan.num_parts > 1:
             layer.synchronized = True

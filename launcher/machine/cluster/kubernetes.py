@@ -125,8 +125,7 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
     for name in (*names, service):
         if not HOST.fullmatch(name):
             raise UsageError(
-                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME and "
-                "LAUNCHER_SERVICE in the pod template"
+                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME, LAUNCHER_SERVICE"
             )
     longest = max(names, key=len)
     if len(longest) > _LABEL_LENGTH:
