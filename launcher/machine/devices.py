@@ -9,7 +9,7 @@ import os
 import tensorflow as tf
 
 from launcher.config import gin_bindings
-from launcher.errors import UsageError
+from launcher.config.bound_types import check_value
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
 
@@ -50,8 +50,7 @@ class GpuOptions:
     private_threads: int = 2
 
     def __post_init__(self) -> None:
-        if self.private_threads < 0:
-            raise UsageError(f"gpu.private_threads = {self.private_threads}: must be 0 (shared) or more")
+        check_value("gpu.private_threads", self.private_threads, self.private_threads >= 0, "0 (shared) or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.config.bound_types import check_least
+from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
@@ -31,16 +31,10 @@ BATCH_NORM = ("auto", "global", "local")
 SHARD = ("none", "optimizer", "all")
 
 
-def _check_not_negative(configurable: str, settings: Any, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 0:
-            raise UsageError(f"{configurable}.{name} = {getattr(settings, name)}: must be 0 (never) or more")
-
-
 def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[str]]) -> None:
     for name, values in known.items():
-        if (value := getattr(settings, name)) not in values:
-            raise UsageError(f"{configurable}.{name} = {value!r}: must be one of {', '.join(map(repr, values))}")
+        value = getattr(settings, name)
+        check_value(f"{configurable}.{name}", value, value in values, one_of(values))
 
 
 @gin.configurable
@@ -73,8 +67,7 @@ class Checkpoints:
     save_model: str = "best"
 
     def __post_init__(self) -> None:
-        check_least("Checkpoints", self, keep=1)
-        _check_not_negative("Checkpoints", self, "every_minutes", "keep_every_hours")
+        check_least("Checkpoints", self, keep=1, every_minutes=0, keep_every_hours=0)
         known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
         _check_known("Checkpoints", self, known)
 
@@ -201,6 +194,7 @@ class Recipe:
         elif not callable(self.optimizer):
             raise UsageError(f"train.optimizer = {self.optimizer!r}: expected a reference, such as @momentum")
         check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
+        check_least("train", self, evaluate_every=0, checkpoint_every=0)
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
                 check_least("train", self, **{name: 1})
@@ -208,12 +202,10 @@ class Recipe:
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_chunks != "auto" and task.logits_shape is None:
             raise UsageError(f"train.loss_chunks = {self.loss_chunks}: only a task of text has it; leave it out")
-        _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
         _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"train.{name} = {value}: must be more than 0")
+            check_value(f"train.{name}", value, value is None or value > 0, "more than 0")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         for sink in self.sinks:

@@ -14,6 +14,7 @@ import keras
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.disk import sync
 from launcher.config import gin_bindings
+from launcher.config.bound_types import check_value, one_of
 from launcher.errors import UsageError, user_code
 from launcher.machine import strategy as strategy_lib
 from launcher.machine import versions
@@ -101,8 +102,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     Raises:
       UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here or needs `trust`.
     """
-    if which not in _WHICH:
-        raise UsageError(f"which = {which!r}: must be one of {', '.join(map(repr, _WHICH))}")
+    check_value("which", which, which in _WHICH, one_of(_WHICH))
     if not os.path.isdir(model_dir):
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":

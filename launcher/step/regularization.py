@@ -13,6 +13,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.errors import UsageError
 from launcher.step.layers import owners
 
@@ -40,8 +41,7 @@ class Penalty:
     def __post_init__(self) -> None:
         for kind, rates in (("l2", self.l2), ("l1", self.l1)):
             for layer_type, rate in rates.items():
-                if not rate >= 0:
-                    raise UsageError(f"penalty.{kind}[{layer_type!r}] = {rate}: must be 0 or more")
+                check_value(f"penalty.{kind}[{layer_type!r}]", rate, rate >= 0, "0 or more")
 
     def check(self, model: keras.Model) -> None:
         """Raises UsageError for a layer type that the model does not have, naming those it has."""

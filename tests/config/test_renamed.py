@@ -103,7 +103,7 @@ def test_what_a_group_refuses_is_said_by_its_name(load):
     for wrong, said in (
         ("Checkpoints.keep = 0", "Checkpoints.keep = 0: must be 1 or more"),
         ("Checkpoints.save_model = 'newest'", "Checkpoints.save_model = 'newest': must be one of 'best'"),
-        ("Checkpoints.every_minutes = -1", "Checkpoints.every_minutes = -1: must be 0 \\(never\\) or more"),
+        ("Checkpoints.every_minutes = -1", "Checkpoints.every_minutes = -1: must be 0 or more"),
         ("StartFrom.which = 'newest'", "StartFrom.which = 'newest'"),
     ):
         with pytest.raises(Exception) as caught:

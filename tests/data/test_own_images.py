@@ -312,7 +312,7 @@ def test_a_file_that_only_the_decoder_finds_damaged_is_named(tmp_path, in_memory
 
 def test_what_does_not_fit_a_set_is_refused(written):
     for options, words in (
-        ({"name": written["folder"], "eval_share": 1.5}, r"eval_share = 1\.5 must be"),
+        ({"name": written["folder"], "eval_share": 1.5}, r"eval_share = 1\.5: must be"),
         ({"name": written["folder"], "eval_split": "val"}, "needs folder_images.train_split"),
         ({"name": written["folder"], "train_split": "ahs"}, "did you mean 'ash'"),
         ({"name": written["folder"], "channels": 4}, "must be 1 or 3"),

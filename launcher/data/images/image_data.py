@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import gin
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data import tfds
 from launcher.data.batch_spec import BatchSpec
 from launcher.data.catalog import DIGITS, TFDS, Facts
@@ -198,8 +199,7 @@ def image_data(
     """
     mix = None if mixup is None and cutmix is None else Mix(mixup=mixup, cutmix=cutmix)
     augment.check(augmentation)
-    if image_size is not None and image_size < 1:
-        raise UsageError(f"image_data.image_size = {image_size} must be 1 or more")
+    check_value("image_data.image_size", image_size, image_size is None or image_size >= 1, "1 or more")
     source = _source(name, source)
     is_synthetic = isinstance(source, SyntheticSource)
     if is_synthetic and augmentation != "none":

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from launcher.config.bound_types import check_value
 from launcher.data import files
 from launcher.data.catalog import TFDS, Facts
 from launcher.data.images.encoded import EncodedImages, listed
@@ -70,8 +71,7 @@ def own_images(
       UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
     """
     binding = "folder_images" if name.startswith("folder:") else "record_images"
-    if channels not in (1, 3):
-        raise UsageError(f"{binding}.channels = {channels} must be 1 or 3")
+    check_value(f"{binding}.channels", channels, channels in (1, 3), "1 or 3")
     if evaluation is None:
         share = files.check_share(eval_share, binding)
         held_out = np.array([files.is_held_out(train.key(index), share) for index in range(len(train))])

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from launcher.config.bound_types import check_value
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.files import FilePairs, Pair
@@ -69,8 +70,7 @@ class TextPairs(TextRows[Pair]):
         source = chosen("text_pairs", name, source, _KINDS, ["tfds:wmt14_translate/de-en"])
         super().__init__(source, binding="text_pairs", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         row_length = max_length if row_length is None else row_length
-        if max_length < 2:
-            raise UsageError(f"text_pairs.max_length = {max_length} must be 2 or more: one token, and the end")
+        check_value("text_pairs.max_length", max_length, max_length >= 2, "2 or more: one token, and the end")
         if row_length < max_length or (row_length > max_length and not packed):
             raise UsageError(f"text_pairs.row_length = {row_length}: must be {max_length}, or more if packed")
         self.max_length = max_length

@@ -16,8 +16,8 @@ from typing import Any
 import gin
 import numpy as np
 
-from launcher.config.bound_types import check_least
-from launcher.errors import TrainingError, UsageError
+from launcher.config.bound_types import check_least, check_value, one_of
+from launcher.errors import TrainingError
 from launcher.run.actions.base import Action, Event
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
@@ -71,12 +71,10 @@ class Spikes:
     max_rewinds: int = 3
 
     def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise UsageError(f"Spikes.action = {self.action!r}: must be one of {', '.join(map(repr, ACTIONS))}")
+        check_value("Spikes.action", self.action, self.action in ACTIONS, one_of(ACTIONS))
         for name in ("loss_factor", "gradient_norm_factor"):
             value = getattr(self, name)
-            if value is not None and not value > 1:
-                raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
+            check_value(f"Spikes.{name}", value, value is None or value > 1, "more than 1, or None to leave it alone")
         check_least("Spikes", self, deviations=0, window=10, rewind_checkpoints=1, skip_batches=1, max_rewinds=1)
 
 
