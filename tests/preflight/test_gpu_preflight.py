@@ -62,7 +62,7 @@ def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine
     assert f"of f32 on {engine} a device" in done.out
     said = " ".join(done.report["cases"][0]["advice"])
     assert ("CUDA cores (float32 in full precision" in said) == (not tf32)
-    assert "train.precision = 'mixed_float16' halves the memory of activations" in said
+    assert "train.precision = 'mixed_float16' halves the memory of float32 activations" in said
 
 
 def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
