@@ -1,6 +1,6 @@
 """Keras's own tests of `fit`, run as they are and with each `model.fit` going through `launcher.fit`.
 
-    python benchmarks/keras_trainer_tests.py                                     # writes the table in docs/keras.md
+    python benchmarks/keras_trainer_tests.py                                # writes benchmarks/notes/keras_tests.md
     python benchmarks/keras_trainer_tests.py FILE --only=raggeds --page=''
 
 FILE is a file of Keras's tests; without it, the `trainer_test.py` that the installed wheel brings. It is run, never
@@ -272,7 +272,11 @@ def main() -> int:
     default = Path(inspect.getfile(keras.Model)).parents[1] / "trainers/trainer_test.py"
     parser.add_argument("file", nargs="?", type=Path, default=default, help="Keras's tests; those of the installed one")
     parser.add_argument("--only", default="", help="cases whose names match, as of pytest's -k")
-    parser.add_argument("--page", default=str(ROOT / "docs/keras.md"), help="what the table is written to; '' for none")
+    parser.add_argument(
+        "--page",
+        default=str(ROOT / "benchmarks/notes/keras_tests.md"),
+        help="what the table is written to; '' for none",
+    )
     arguments = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)

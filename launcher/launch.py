@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags
 
 from launcher import errors, modes
-from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, advice
+from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
 from launcher.jobs import backends, kubernetes, private_network
 from launcher.jobs.drill import command as drill_command
 from launcher.jobs.drill import plan
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = JobConsole()
     try:
         options = define_flags()
-        rest = _parse(options, argv)
+        rest = modes.parse(options, argv, known_only=True)
         if options.help:
             sys.stdout.write(modes.help_text(__doc__ or "", options, SHOWN_FLAGS, _ENDING) + "\n")
             return EXIT_DONE
@@ -189,9 +189,7 @@ def _temporary_folder() -> str:
     try:
         return tempfile.gettempdir()
     except FileNotFoundError as error:
-        raise PeerError(
-            f"no temporary folder can be written to: {error.strerror}; make room in one, or set TMPDIR to another"
-        ) from None
+        raise PeerError(f"no temporary folder can be written to: {error.strerror}; make room or set TMPDIR") from None
 
 
 def _isolated(work: Callable[[], Any]) -> Any:
@@ -219,31 +217,11 @@ def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int
     return kubernetes.run(job, where, arguments)
 
 
-def _parse(options: flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    """Parses the job's flags; returns the rest, which is for the workers."""
-    try:
-        return options(argv, known_only=True)[1:]
-    except flags.Error as error:
-        raise _usage_error(error) from None
-
-
 def _worker_request(arguments: Sequence[str]) -> modes.Request:
     """What the workers are asked for; refuses what `launcher.main` would refuse in each of them."""
     values = modes.define_flags()
-    try:
-        stray = values(["launcher.main", *arguments])[1:]
-    except flags.UnrecognizedFlagError as error:
-        known = [*SHOWN_FLAGS, *values]
-        raise UsageError(f"unknown flag --{error.flagname}{advice(error.flagname, known)}") from None
-    except flags.Error as error:
-        raise _usage_error(error) from None
-    if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}: flags are written --name=value. --help shows every flag")
+    modes.refuse_arguments(modes.parse(values, ["launcher.main", *arguments], others=SHOWN_FLAGS))
     return modes.make_request(values)
-
-
-def _usage_error(error: flags.Error) -> UsageError:
-    return UsageError(f"{str(error).rstrip(' .')}; --help shows every flag")
 
 
 def command() -> int:

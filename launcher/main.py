@@ -20,7 +20,7 @@ from absl import flags
 
 from launcher import modes
 from launcher.config import gin_files
-from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
+from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, failures, user_code
 from launcher.machine import compile_cache, exit_barrier, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
@@ -90,14 +90,11 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
       UsageError: one is not, or there is something else.
     """
     options = modes.define_flags()
-    try:
-        rest = options(argv)
-    except flags.Error as error:
-        raise UsageError(f"{str(error).rstrip(' .')}; --help shows every flag") from None
+    rest = modes.parse(options, argv)
     if options.mode == "compare":
-        options.run = [*options.run, *rest[1:]]
-    elif len(rest) > 1:
-        raise UsageError(f"unexpected argument {rest[1]!r}: flags are written --name=value. --help shows every flag")
+        options.run = [*options.run, *rest]
+    else:
+        modes.refuse_arguments(rest)
     return options
 
 

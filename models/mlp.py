@@ -39,9 +39,7 @@ def mlp(
     try:
         keras.activations.get(activation)
     except ValueError:
-        raise ValueError(
-            f"activation must be a name that Keras knows, such as 'relu', and is {activation!r}."
-        ) from None
+        raise ValueError(f"activation must be a name that Keras knows, as 'relu', and is {activation!r}.") from None
 
     images = keras.Input(shape=tuple(image_shape), dtype="float32", name="image")
     features = keras.layers.Flatten(name="flatten")(images)

@@ -76,8 +76,7 @@ class BatchNormalization(keras.layers.Layer):
             raise ValueError(f"group_size must be at least 1, or None for the whole batch, and is {group_size}.")
         if synchronized and group_size is not None:
             raise ValueError(
-                f"Normalisation is either synchronized over all replicas or over groups of group_size={group_size} "
-                "examples. Set synchronized to False, or group_size to None."
+                f"Normalisation is synchronized or in groups of group_size={group_size}: choose one of them."
             )
         self.momentum = float(momentum)
         self.epsilon = float(epsilon)
@@ -88,10 +87,7 @@ class BatchNormalization(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         channels = input_shape[-1]
         if len(input_shape) < 2 or channels is None:
-            raise ValueError(
-                f"Batch normalisation needs inputs [batch, ..., channels] with a known number of channels; "
-                f"the shape is {tuple(input_shape)}."
-            )
+            raise ValueError(f"Inputs must be [batch, ..., channels], channels known, and are {tuple(input_shape)}.")
         self.gamma = self._weight("gamma", channels, self.gamma_initializer, trainable=True)
         self.beta = self._weight("beta", channels, "zeros", trainable=True)
         self.moving_mean = self._weight("moving_mean", channels, "zeros", trainable=False)

@@ -103,9 +103,8 @@ def resnet(
             )
     # The head is float32: 16 bits would round a mean over many positions, and the logits.
     pooled = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
-    logits = keras.layers.Dense(
-        num_classes, kernel_initializer=keras.initializers.RandomNormal(stddev=0.01), dtype="float32", name="logits"
-    )(pooled)
+    initializer = keras.initializers.RandomNormal(stddev=0.01)
+    logits = keras.layers.Dense(num_classes, kernel_initializer=initializer, dtype="float32", name="logits")(pooled)
     return keras.Model(images, logits, name=f"resnet{depth}")
 
 
@@ -114,9 +113,7 @@ def _stem_kind(stem: str, depth: int, image_shape: tuple[int, int, int]) -> str:
         raise ValueError(f"There is no stem {stem!r}. Known stems: auto, 7x7, 3x3.")
     if _ARCHITECTURES[depth].is_small:
         if stem == "7x7":
-            raise ValueError(
-                f"ResNet-{depth} is for small images and has a 3x3 stem. Set stem to 'auto', or use depth 18."
-            )
+            raise ValueError(f"ResNet-{depth} has a 3x3 stem. Set stem to 'auto', or use depth 18.")
         return "3x3"
     if stem == "auto":
         return "7x7" if min(image_shape[:2]) >= 64 else "3x3"

@@ -121,7 +121,7 @@ def _flags_of_main() -> Iterator[str]:
 
 def _flags_of_launch() -> Iterator[str]:
     values = launch.define_flags()
-    apart = {*backends.FLAGS, *drills.FLAGS}
+    apart = {*backends.FLAGS, *drills.FLAGS, "dry_run", "version", "help"}
     yield "## Flags of launcher.launch\n"
     yield (
         "`python -m launcher.launch`, or `launcher-jobs` once it is installed. It takes the flags of `launcher.main`\n"
@@ -264,6 +264,8 @@ def arguments(name: str, target: Any) -> dict[str, list[str]]:
         raise Undescribed(f"{_source(target)}.{name}: its docstring does not describe {listed(missing)}")
     entries: dict[str, list[str]] = {}
     for one, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and _room(_source(target)) != "data":
+            continue  # given by the task: nobody binds it
         default, kind = _default(target, one, parameter), _kind(target, one, parameter)
         entries.setdefault(f"{default}{f' ({code(kind)})' if kind else ''}: {described[one]}", []).append(
             f"{name}.{one}"
@@ -318,7 +320,7 @@ def _paragraph(text: str) -> str:
 def _default(target: Any, name: str, parameter: bound_types.Parameter) -> str:
     value = _value(target, name, parameter)
     if value is inspect.Parameter.empty:
-        return ", or behind the colon of a name" if _room(_source(target)) == "data" else ", given by the task"
+        return ", or behind the colon of a name"
     return ", **required**" if value is gin.REQUIRED else f" = {code(repr(value))}"
 
 

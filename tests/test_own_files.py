@@ -94,10 +94,10 @@ def _one_photograph_of_another_size(root: Path) -> None:
 FOLDERS = {
     "an empty class folder": (
         _without_a_class,
-        "class folder {root}/birch has no image (.bmp, .gif, .jpeg, .jpg, .png",
+        "{root}/birch has no image (.bmp, .gif, .jpeg, .jpg, .png",
     ),
     "one class": (_one_class, "{root} needs a folder of images for each class, two or more, and has ash"),
-    "other classes to evaluate on": (_another_class_to_evaluate_on, "only one of them has ash, oak"),
+    "other classes to evaluate on": (_another_class_to_evaluate_on, "has the classes ash, oak"),
     "damaged files": (
         _damaged,
         "{root}/cedar/3.png (not JPEG, PNG, GIF or BMP)",
@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_there_or_has_no_folders_is_named(refused, tmp_path
     assert f"there is no folder {tmp_path}/no (from {tmp_path})" in refused("folder:no")
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "ash.png").write_bytes(encoded(1))
-    assert "flat needs a folder of images for each class, two or more, and has no folder" in refused("folder:flat")
+    assert "flat needs a folder of images for each class, two or more, and has none" in refused("folder:flat")
 
 
 def _truncated(path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_records_is_said_before_anything_is_written(refused, 
     name, first = f"tfrecord:{pattern}", pattern.replace("*", "0")
     assert "s9://bucket/a/* cannot be read: File system scheme" in refused("tfrecord:s9://bucket/a/*", *OF_RECORDS)
     assert f"no file matches '{tmp_path}/*.nothing'" in refused(f"tfrecord:{tmp_path}/*.nothing", *OF_RECORDS)
-    assert f"record 0 of {first}: it has no feature 'png', but image/class/label, image/encoded" in refused(
+    assert f"record 0 of {first}: no feature 'png' but image/class/label, image/encoded" in refused(
         name, *OF_RECORDS, "record_images.features = {'image': 'png'}"
     )
     write_tfrecords(tmp_path / "high", [example(encoded(1), 7)])

@@ -108,8 +108,7 @@ BEFORE_ANYTHING_IS_WRITTEN = {
     ),
     "a misspelt name of the contract": (
         {"    def model(self):": "    def finish_metric(self, means):\n        return means\n\n    def model(self):"},
-        "nothing asks Wine for its 'finish_metric'; did you mean 'finish_metrics'? If it is of your own, call it "
-        "'_finish_metric'",
+        "nothing asks for 'finish_metric'; did you mean 'finish_metrics'? Else call it '_finish_metric'",
     ),
     "loss() without training": (
         {"batch, training)": "batch)", ", training=training": ""},
@@ -120,7 +119,7 @@ BEFORE_ANYTHING_IS_WRITTEN = {
         "in model(): ValueError: Could not interpret activation function identifier: reluu",
     ),
     "a model that is not returned": ({"return keras.Seq": "keras.Seq"}, "model() must return a keras.Model (Keras 3)"),
-    "a model without a shape": ({"keras.Input((13,)), ": ""}, "must be built before model() returns"),
+    "a model without a shape": ({"keras.Input((13,)), ": ""}, "call model.build(shape) in model()"),
     "an error in data()": (
         {"return_X_y=True": "return_X=True"},
         "in data(): TypeError: got an unexpected keyword argument 'return_X'",
@@ -136,7 +135,7 @@ BEFORE_ANYTHING_IS_WRITTEN = {
     ),
     "arrays that are not wrapped": (
         {"train=ArrayExamples({": "train=({"},
-        "RandomAccessData(train=...): expected examples, such as ArrayExamples, got dict; wrap it",
+        "RandomAccessData: train must be examples, got dict; wrap it",
     ),
     "labels that are strings": (
         {'cultivar[kept].astype("int32")': "cultivar[kept].astype(str)"},
@@ -170,8 +169,7 @@ BEFORE_ANYTHING_IS_WRITTEN = {
     ),
     "steps and epochs in one file": (
         {"train.steps = 200": "train.steps = 200\ntrain.epochs = 3"},
-        "wine.gin line 5: train.steps = 200 and wine.gin line 6: train.epochs = 3 say the same thing in two ways: take "
-        "one away",
+        "wine.gin line 5: train.steps = 200 and wine.gin line 6: train.epochs = 3 say the same thing: take one away",
     ),
 }
 

@@ -75,11 +75,22 @@ def checked_patterns(binding: str, patterns: Iterable[str]) -> tuple[str, ...]:
     return tuple(patterns)
 
 
+def check_value(binding: str, value: Any, holds: bool, must_be: str) -> None:
+    """Raises UsageError, which says what the value must be, unless that `holds` of it."""
+    if not holds:
+        raise UsageError(f"{binding} = {value!r}: must be {must_be}")
+
+
 def check_least(configurable: str, settings: Any, **least: int) -> None:
     """Raises UsageError where an attribute of the settings is less than the least that is given for it, or NaN."""
     for name, bound in least.items():
-        if not getattr(settings, name) >= bound:
-            raise UsageError(f"{configurable}.{name} = {getattr(settings, name)}: must be {bound} or more")
+        value = getattr(settings, name)
+        check_value(f"{configurable}.{name}", value, value >= bound, f"{bound} or more")
+
+
+def one_of(values: Iterable[Any]) -> str:
+    """What a value must be that is one of these."""
+    return f"one of {', '.join(map(repr, values))}"
 
 
 @functools.cache

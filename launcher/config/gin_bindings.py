@@ -183,9 +183,7 @@ def _bind(binding: Binding) -> None:
             if name in (configurable.allowlist or parameters) and name not in (configurable.denylist or ())
         ]
         if binding.arg not in allowed and (binding.arg in parameters or not is_open):
-            raise UsageError(
-                f"{binding}: {binding.selector} has no parameter {binding.arg!r} to bind{advice(binding.arg, allowed)}"
-            )
+            raise UsageError(f"{binding}: no parameter {binding.arg!r} to bind{advice(binding.arg, allowed)}")
         key = (binding.scope, configurable.selector, binding.arg)
     try:
         gin.bind_parameter(key, replace_names(binding.value, functools.partial(_reference, binding)))
@@ -241,10 +239,7 @@ def _take_the_last_of_rivals() -> None:
         return
     first, last = sorted(found, key=lambda binding: binding.order)
     if first.source == last.source:
-        raise UsageError(
-            f"{first} and {last} say the same thing in two ways: take one away, or write {first.name} = None to let "
-            f"{last.arg} count"
-        )
+        raise UsageError(f"{first} and {last} say the same thing: take one away, or write {first.name} = None")
     _bind(dataclasses.replace(first, value=None, where=last.where, order=last.order))
 
 
@@ -365,10 +360,7 @@ def short_name(selector: str) -> str:
 def missing_bindings(configurable: str, parameters: Sequence[str]) -> UsageError:
     """What to tell of parameters that must be bound and are not."""
     names = ", ".join(f"{configurable}.{parameter}" for parameter in parameters)
-    return UsageError(
-        f"required and not bound: {names}; bind it in a gin file "
-        f"or with --gin_param '{configurable}.{parameters[0]} = ...'"
-    )
+    return UsageError(f"required and not bound: {names}; --gin_param '{configurable}.{parameters[0]} = ...'")
 
 
 @contextlib.contextmanager

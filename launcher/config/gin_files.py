@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import io
 import os
@@ -171,6 +172,17 @@ def read_param(param: str) -> Binding:
     if len(found) != 1 or not isinstance(found[0], internals().parser.BindingStatement):
         raise UsageError(f"--gin_param {param!r} is not one binding; {_FORM}")
     return _as_binding(found[0], "--gin_param")
+
+
+def values(config: str | Path) -> dict[str, Any]:
+    """What a text or a file binds, by the bindings' names; only what stands before anything that cannot be read."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, UsageError):
+        text = config.read_text("utf-8") if isinstance(config, Path) else config
+        for one in _parse(text, None):
+            if isinstance(one, internals().parser.BindingStatement):
+                found[_as_binding(one, "").name] = one.value
+    return found
 
 
 def _as_binding(found: Any, where: str) -> Binding:

@@ -27,9 +27,7 @@ class Gin:
             self.operative = gin.config._OPERATIVE_CONFIG  # (scope, selector) -> {parameter: value} of the calls so far
             self.imports = gin.config._IMPORTS  # import statements that the operative config repeats
         except AttributeError as error:
-            raise UsageError(
-                f"this version of gin-config does not fit Launcher ({error}); pip install 'gin-config==0.5.0'"
-            ) from None
+            raise UsageError(f"gin-config does not fit Launcher ({error}); pip install 'gin-config==0.5.0'") from None
 
 
 @functools.cache

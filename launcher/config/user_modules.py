@@ -44,10 +44,7 @@ def import_module(wanted: Import, foreign: str | None = None) -> None:
         place = f"{at}: " if at and not at.is_ours else ""
         raise UsageError(f"{wanted.where}: {wanted.text} failed: {place}{user_code.summary(error)}") from error
     if place is not None:
-        raise UsageError(
-            f"{wanted.where}: {wanted.text}: {place} lies in {foreign}, whose Python is run only with trust=True; give "
-            "that if you trust whoever made this folder"
-        )
+        raise UsageError(f"{wanted.where}: {wanted.text}: {place} lies in {foreign}; trust=True would run it")
     internals().imports.add(wanted.statement)
 
 

@@ -85,8 +85,7 @@ class DatasetData:
         """Batches of an epoch; raises UsageError where they are of another size than the run's."""
         if self.batch_size != global_batch_size:
             raise UsageError(
-                f"the batches of the training dataset have {self.batch_size} examples, and train.global_batch_size = "
-                f"{global_batch_size}: they must be the same"
+                f"train.global_batch_size = {global_batch_size}: the dataset's batches have {self.batch_size}"
             )
         return self._steps_per_epoch
 
@@ -102,10 +101,7 @@ class DatasetData:
         if self._python is None:
             return self._parts(self._train.repeat().skip(shard.start_step), shard)
         if not shard.in_this_process:
-            raise UsageError(
-                "this data is made by Python, and the hosts of a TPU pod, which make their own batches, run none: "
-                "write it to files, see docs/own_data.md"
-            )
+            raise UsageError("a TPU pod's hosts run no Python, which makes this data: see docs/own_data.md")
         return self._parts(self._python.dataset(shard.start_step, shuffle=self._shuffle, seed=shard.seed), shard)
 
     def eval_steps(self, global_batch_size: int) -> int:
@@ -173,8 +169,7 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
     if len(sizes) != 1 or sizes & {0, None}:
         found = dict.fromkeys(map(str, sizes)) or {"none": None}
         raise UsageError(
-            "a tf.data.Dataset for fit must hold batches, of at least one: the first axes of its elements are of size "
-            f"{', '.join(found)}; call .batch(size) on it"
+            f"expected batches, got a tf.data.Dataset of elements of {', '.join(found)} rows; call .batch(size) on it"
         )
     return sizes.pop() or 0
 
@@ -199,10 +194,7 @@ def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
     options.deterministic = True
     for key, spec in flatten(dataset.element_spec).items():
         if isinstance(spec, tf.RaggedTensorSpec):
-            raise UsageError(
-                f"{key} of the {role} dataset is ragged: make it a tensor, such as by .map(lambda x, y: "
-                "(x.to_tensor(), y)), and have layers leave out the padding by a mask"
-            )
+            raise UsageError(f"{key} of the {role} dataset is ragged: have a .map() call to_tensor() on it")
 
     is_tuple = isinstance(dataset.element_spec, tuple)
 
@@ -256,8 +248,7 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     """The parts of this host's replicas of each global batch, in turn."""
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
     larger = (
-        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has: no batch may be "
-        "larger; see rebatch() of tf.data.Dataset"
+        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has; see rebatch()"
     )
 
     @no_autograph

@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterator
 from typing import IO, Any
 
-from launcher.errors import MissingInputError, UsageError
+from launcher.config.bound_types import check_value
+from launcher.errors import MissingInputError
 
 EVAL_SHARE = 0.1
 """How much of a set without held-out files is held out, unless `eval_share` is bound."""
@@ -71,8 +72,7 @@ def is_held_out(name: str, share: float) -> bool:
 def check_share(share: float | None, binding: str) -> float:
     """The share to hold out; raises UsageError where it is not in [0, 1)."""
     share = EVAL_SHARE if share is None else share
-    if not 0 <= share < 1:
-        raise UsageError(f"{binding}.eval_share = {share} must be at least 0, for none, and less than 1")
+    check_value(f"{binding}.eval_share", share, 0 <= share < 1, "at least 0, for none, and less than 1")
     return share
 
 

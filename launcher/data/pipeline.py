@@ -70,10 +70,7 @@ class Shard:
         if 0 < self.global_batch_size <= self.rows * self.num_replicas:
             return
         if self.global_batch_size < 1 or self.global_batch_size % self.num_replicas:
-            raise UsageError(
-                f"global batch size {self.global_batch_size} cannot be divided evenly over {self.num_replicas} "
-                f"replicas; choose a multiple of {self.num_replicas}"
-            )
+            raise UsageError(f"global batch size {self.global_batch_size}: choose a multiple of {self.num_replicas}")
 
     @property
     def per_replica_batch_size(self) -> int:
@@ -252,10 +249,7 @@ class RandomAccessData:
         for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
             if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
                 advice = "wrap it: ArrayExamples({'features': ...})" if isinstance(examples, dict) else "see Examples"
-                raise UsageError(
-                    f"RandomAccessData({role}=...): expected examples, such as ArrayExamples, got "
-                    f"{type(examples).__name__}; {advice}"
-                )
+                raise UsageError(f"RandomAccessData: {role} must be examples, got {type(examples).__name__}; {advice}")
             if examples is not None and len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
         self.num_train_examples = len(self.train)
@@ -337,9 +331,7 @@ class RandomAccessData:
 def _check_can_run(examples: Examples, shard: Shard) -> None:
     advice = getattr(examples, "needs_python", None)
     if advice is not None and not shard.in_this_process:
-        raise UsageError(
-            f"this data is read by Python, and the hosts of a TPU pod, which make their own batches, run none: {advice}"
-        )
+        raise UsageError(f"the hosts of a TPU pod run no Python, which reads this data: {advice}")
 
 
 @no_autograph
@@ -373,10 +365,7 @@ def weighted(batch: Batch, size: int, mask: tf.Tensor | None = None) -> Batch:
 
 def _with_static_shape(key: str, value: tf.Tensor, size: int) -> tf.Tensor:
     if value.shape.rank is None or not value.shape[1:].is_fully_defined():
-        raise UsageError(
-            f"{key!r} of a batch has shape {value.shape}: every axis but the first must be known when the program is "
-            "built; use tf.ensure_shape where the examples are fetched"
-        )
+        raise UsageError(f"{key!r} of a batch has shape {value.shape}; say all axes but the first by tf.ensure_shape")
     return tf.ensure_shape(value, [size, *value.shape[1:]])
 
 

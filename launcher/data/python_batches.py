@@ -144,8 +144,7 @@ class PythonBatches:
             dataset, before = (self._source, self._epoch) if self._again is None else (self._again(), 0)
             if epoch < before:
                 raise UsageError(
-                    f"this {self._kind} is in epoch {before + 1} and cannot go back to epoch {epoch + 1}: give a "
-                    "function that returns it, which is called for another one"
+                    f"this {self._kind} cannot go back to epoch {epoch + 1}: give a function that returns it"
                 )
             for _ in range(before, epoch):
                 self._tell(dataset, "on_epoch_end")
@@ -206,8 +205,7 @@ class _Once:
             with self._lock:
                 if number < self._read - len(self._kept):
                     raise UsageError(
-                        f"the {self._role} generator cannot be read again from batch {number + 1}: give a function "
-                        "that returns it"
+                        f"the {self._role} generator cannot be read again: give a function that returns it"
                     )
                 while self._read <= number:
                     try:

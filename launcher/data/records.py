@@ -216,10 +216,7 @@ class ArrayRecords(Records):
         try:
             from array_record.python.array_record_data_source import ArrayRecordDataSource
         except ModuleNotFoundError as error:
-            raise UsageError(
-                f"'array_record:' sets need the package array_record, and {error.name} is missing: "
-                "pip install array_record"
-            ) from None
+            raise UsageError(f"'array_record:' needs {error.name}: pip install array_record") from None
         sources = []
         for path in paths:
             try:

@@ -31,10 +31,7 @@ def module() -> types.ModuleType:
         import importlib_resources  # noqa: F401
         import tensorflow_datasets
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"TensorFlow Datasets cannot be imported, {error.name} is missing: "
-            "pip install tensorflow-datasets importlib_resources"
-        ) from None
+        raise UsageError(f"{error.name} is missing: pip install tensorflow-datasets importlib_resources") from None
     return tensorflow_datasets
 
 
@@ -189,10 +186,7 @@ def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], i
             f"{', '.join(sorted(features)) or 'other ones'}; write a task of your own for it"
         )
     if np.dtype(image.np_dtype) != np.uint8 or image.shape[2] is None:
-        raise UsageError(
-            f"{builder.name!r} has images of {np.dtype(image.np_dtype)} with {image.shape[2]} channels; only 8-bit "
-            "images of a known number of channels can be read"
-        )
+        raise UsageError(f"{builder.name!r} has {np.dtype(image.np_dtype)} images; uint8 of known channels can be read")
     return tuple(image.shape), label.num_classes
 
 
@@ -215,12 +209,7 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
     arrays = in_memory(examples.map(lambda example: (example["image"], example["label"])), count, decoder)
     found = len(arrays["label"])
     if found != count:
-        raise UsageError(
-            f"split {split!r} of {builder.name!r} holds {found} of its {count} examples; its files in "
-            f"{builder.data_dir} are damaged: delete them and prepare the data set again"
-        )
+        raise UsageError(f"{builder.data_dir}: {split!r} holds {found} of its {count} examples: prepare it anew")
     if arrays["label"].min() < 0:
-        raise UsageError(
-            f"split {split!r} of {builder.name!r} has examples without a label; bind tfds_images.eval_split to another"
-        )
+        raise UsageError(f"split {split!r} of {builder.name!r} has no labels; bind tfds_images.eval_split to another")
     return arrays

@@ -40,9 +40,8 @@ def collective(context: Context) -> Iterator[Finding]:
     if workers > 1 and not peer_exchange.exchanged(context).all_in_place:
         raise Skip("not all workers reach each other, and a collective waits for all")
     request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
-    yield collective_finding(
-        child.run("collective", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS), workers=workers
-    )
+    done = child.run("collective", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS)
+    yield collective_finding(done, workers=workers)
 
 
 def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:

@@ -129,8 +129,7 @@ def memory(context: Context) -> Iterator[Finding]:
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
         yield warn(
-            f"ulimit -v is {address_space / _GIB:.1f} GiB of addresses, of which TensorFlow reserves many more than it "
-            "uses",
+            f"ulimit -v is {address_space / _GIB:.1f} GiB, and TensorFlow reserves many more addresses",
             "ulimit -v unlimited",
         )
     if usable < _LEAST_MEMORY:
@@ -180,8 +179,7 @@ def open_files(context: Context) -> Iterator[Finding]:
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size != resource.RLIM_INFINITY:
         yield warn(
-            f"no file may become larger than {size / _MIB:,.0f} MiB (ulimit -f), a checkpoint neither",
-            "ulimit -f unlimited",
+            f"no file may be above {size / _MIB:,.0f} MiB (ulimit -f), nor may a checkpoint", "ulimit -f unlimited"
         )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():

@@ -286,9 +286,7 @@ def _misfits(found: InstalledPackages) -> Iterator[Finding]:
         )
     tpu, libtpu = found.get("tensorflow-tpu"), found.get("libtpu")
     if tpu and libtpu and fits(libtpu.version, ">=0.0.42,<1"):
-        yield fail(
-            f"{libtpu} lacks functions that {tpu} calls at its import, which ends there", "pip install 'libtpu<0.0.22'"
-        )
+        yield fail(f"{libtpu} lacks functions that {tpu} calls at its import", "pip install 'libtpu<0.0.22'")
     jax, jaxlib = found.get("jax"), found.get("jaxlib")
     if jax and not jaxlib:
         yield warn(f"{jax} without jaxlib cannot be imported", installation.jax_command("preflight"))

@@ -88,10 +88,7 @@ def gpus(context: Context) -> Iterator[Finding]:
     if answer is None:
         raise Skip("no GPU")
     if answer.problem:
-        yield fail(
-            answer.problem,
-            "end other programs on the GPUs (nvidia-smi lists them), or leave these out with CUDA_VISIBLE_DEVICES",
-        )
+        yield fail(answer.problem, "end other programs on the GPUs (see nvidia-smi), or set CUDA_VISIBLE_DEVICES")
         return
     growth = "memory is taken as it is needed" if all(answer.values["memory_growth"]) else "all memory is taken at once"
     tf32 = "TF32 on" if answer.values["tf32"] else "TF32 off"

@@ -76,7 +76,5 @@ def _keras_json(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name, usual in (("floatx", "float32"), ("image_data_format", "channels_last")):
         value = settings.get(name, usual)
         if value != usual:
-            yield warn(
-                f"{path} has {name} = {value!r}: every model of this user is built so",
-                f"set {name} to {usual!r} there, or delete the file",
-            )
+            seen = f"{path} has {name} = {value!r}: every model of this user is built so"
+            yield warn(seen, f"set {name} to {usual!r} there, or delete the file")

@@ -194,8 +194,7 @@ def _make_remote(
     folder = options.remote_dir or folder_there or os.getcwd()
     if folder != os.getcwd() and not os.path.isabs(job.model_dir):
         raise UsageError(
-            f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there than here; give the "
-            "whole path of one that all hosts share"
+            f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there; give its whole path"
         )
     passed_on = _passed_on(options.env, os.environ)
     needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}

@@ -70,10 +70,7 @@ class Connection:
         if facts["is"] == "refused":
             return f"{self.host.name}: {facts['message']}"
         if (facts["protocol"], facts["launcher"]) != (protocol.VERSION, launcher.__version__):
-            return (
-                f"{self.host.name} has launcher {facts['launcher']}, here it is {launcher.__version__}; "
-                "install the same on all hosts"
-            )
+            return f"{self.host.name} has launcher {facts['launcher']}; install {launcher.__version__}, as here"
         return ""
 
     def descriptors(self) -> tuple[int, ...]:

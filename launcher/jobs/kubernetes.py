@@ -78,14 +78,9 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
     if not options.volume_claim:
-        raise UsageError(
-            "--volume_claim is missing: checkpoints must outlive pods. Name a PersistentVolumeClaim that all pods can "
-            "write to (ReadWriteMany); it is mounted at the parent folder of --model_dir"
-        )
+        raise UsageError("--volume_claim is missing: name a ReadWriteMany claim, for the parent folder of --model_dir")
     if not PurePosixPath(job.model_dir).is_absolute():
-        raise UsageError(
-            f"--model_dir={job.model_dir}: give a path in the pods, such as /runs/resnet; /runs is mounted"
-        )
+        raise UsageError(f"--model_dir={job.model_dir}: give a path in the pods; of /runs/resnet, /runs is mounted")
     recipe = os.path.splitext(os.path.basename(gin_files[-1]))[0]
     name = options.job_name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     for flag, value in (("job_name", name), ("volume_claim", options.volume_claim), ("namespace", options.namespace)):
@@ -93,9 +88,7 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
             raise UsageError(f"--{flag}={value}: use small letters, digits and dashes, beginning with a letter")
     longest = len(f"{name}-{_REPLICATED_JOB}-0-{job.workers - 1}") + _RANDOM_SUFFIX_LENGTH
     if longest > _LABEL_LENGTH:
-        raise UsageError(
-            f"--job_name={name}: makes pod names of {longest} characters, and {_LABEL_LENGTH} are allowed; shorten it"
-        )
+        raise UsageError(f"--job_name={name}: pod names of {longest} characters, more than {_LABEL_LENGTH}; shorten it")
     resources = _pairs("resources", options.resources, _QUANTITY, "cpu=8,memory=64Gi,nvidia.com/gpu=8")
     if _TPU in resources and job.workers > 1:
         raise UsageError(
@@ -188,10 +181,7 @@ def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
     content = render(job, where, arguments)
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        raise UsageError(
-            "--backend=kubernetes: there is no kubectl on PATH. Install it, or write the manifest to a file with "
-            "--dry_run and apply it where there is one"
-        )
+        raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
     done = subprocess.run([kubectl, "apply", "--filename=-"], input=content, text=True, check=False)
     if done.returncode:
         raise LauncherError(f"kubectl apply ended with exit code {done.returncode}; what it said stands above")

@@ -56,9 +56,7 @@ def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, 
     if refusal := _refusal():
         if wanted == "auto":
             return None
-        raise UsageError(
-            f"--private_network=on: {refusal}; leave it out, and let a firewall protect the workers' ports"
-        )
+        raise UsageError(f"--private_network=on: {refusal}; leave it out, and let a firewall protect the workers")
     _unshare()
     environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return "the workers have a network of their own, without a way out; --private_network=off gives them this host's"

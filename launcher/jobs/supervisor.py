@@ -348,10 +348,8 @@ class Supervisor:
                 since=self._began, exit_code=verdict.exit_code, error=error.headline, step=self._step
             )
         self._console.finish_logs()
-        self._console.note(
-            f"job {verdict.action.value}: {self._attempts} attempt(s), {restarts.total} restart(s), "
-            f"exit code {verdict.exit_code}"
-        )
+        attempts, code = f"{self._attempts} attempt(s), {restarts.total} restart(s)", verdict.exit_code
+        self._console.note(f"job {verdict.action.value}: {attempts}, exit code {code}")
         if self._mistake:
             self._console.error(f"error: {self._mistake}")
         elif verdict.action is not Decision.DONE and error is not None:

@@ -183,8 +183,7 @@ def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) ->
         share, rest = divmod(len(found) if workers is None else workers, len(found))
         if rest or not share:
             raise UsageError(
-                f"--workers={workers}: {len(found)} hosts run the same number of workers each; "
-                f"give a multiple of {len(found)}, or a --hostfile with slots"
+                f"--workers={workers}: give a multiple of the {len(found)} hosts, or a --hostfile with slots"
             )
         counts = [share] * len(found)
     return tuple(dataclasses.replace(host, slots=count) for (host, _), count in zip(found, counts, strict=True))

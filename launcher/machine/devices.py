@@ -9,7 +9,7 @@ import os
 import tensorflow as tf
 
 from launcher.config import gin_bindings
-from launcher.errors import UsageError
+from launcher.config.bound_types import check_value
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
 
 
@@ -50,8 +50,7 @@ class GpuOptions:
     private_threads: int = 2
 
     def __post_init__(self) -> None:
-        if self.private_threads < 0:
-            raise UsageError(f"gpu.private_threads = {self.private_threads}: must be 0 (shared) or more")
+        check_value("gpu.private_threads", self.private_threads, self.private_threads >= 0, "0 (shared) or more")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,9 +92,8 @@ def discover() -> Devices:
     gpus = []
     for device in tf.config.list_physical_devices("GPU"):
         details = tf.config.experimental.get_device_details(device)
-        gpus.append(
-            Gpu(model=details.get("device_name", device.name), compute_capability=details.get("compute_capability"))
-        )
+        model = details.get("device_name", device.name)
+        gpus.append(Gpu(model=model, compute_capability=details.get("compute_capability")))
     return Devices(
         gpus=tuple(gpus),
         tpus=tuple(device.name for device in tf.config.list_physical_devices("TPU")),

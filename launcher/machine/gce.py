@@ -93,9 +93,8 @@ def _ask(
     connection = http.client.HTTPConnection(host, timeout=timeout)
     with contextlib.closing(connection):
         path = f"/computeMetadata/v1/instance/{name}"
-        connection.request(
-            "GET", f"{path}?{urlencode(query)}" if query else path, headers={"Metadata-Flavor": "Google"}
-        )
+        where = f"{path}?{urlencode(query)}" if query else path
+        connection.request("GET", where, headers={"Metadata-Flavor": "Google"})
         response = connection.getresponse()
         text = response.read().decode(errors="replace").strip()
         if response.status != http.client.OK:

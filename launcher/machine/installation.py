@@ -87,10 +87,7 @@ def jax_command(extra: str) -> str:
                 f"install Launcher there with [cpu,{extra}]"
             )
         if tuple(map(int, re.findall(r"\d+", package)[:2])) < _TENSORFLOW_OF_JAX:
-            return (
-                f"{package} admits no NumPy that JAX works with, so make a second virtual environment, and install "
-                f"Launcher there with [cpu,{extra}], which brings a newer TensorFlow"
-            )
+            return f"{package} admits no NumPy for JAX: install [cpu,{extra}] into a second virtual environment"
     return command(extra)
 
 

@@ -31,10 +31,7 @@ def free_ports(count: int) -> list[int]:
             # As TensorFlow's server will: on all addresses, so that one taken on any of them is not given out.
             probe.bind(("", port))
             ports.append(port)
-    raise UsageError(
-        f"{count} workers on one host need a port each, and {len(ports)} of {_PORTS.start} to {_PORTS.stop - 1} are "
-        "free; start fewer workers"
-    )
+    raise UsageError(f"{count} workers need a port each, and {len(ports)} are free; start fewer workers")
 
 
 def listener(port: int, *, backlog: int) -> socket.socket:

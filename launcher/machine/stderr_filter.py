@@ -42,9 +42,8 @@ def without_early_log() -> Iterator[None]:
     except OSError:  # it is closed
         yield
         return
-    process = child_process.start(
-        child_process.helper(__name__, f"{_PREAMBLE}|{_LINE.format(levels)}"), stdout=own, stderr=own
-    )
+    helper = child_process.helper(__name__, f"{_PREAMBLE}|{_LINE.format(levels)}")
+    process = child_process.start(helper, stdout=own, stderr=own)
     assert process.stdin is not None
     os.dup2(process.stdin.fileno(), _STDERR)
     process.stdin.close()

@@ -287,9 +287,8 @@ def _build_multi_worker(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.S
         rpc_layer="grpc",
     )
     communication = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=communication.NCCL if plan.accelerator == "gpu" else communication.AUTO
-    )
+    implementation = communication.NCCL if plan.accelerator == "gpu" else communication.AUTO
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     try:
         with peers.all_there(cluster):
             return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver, communication_options=options)

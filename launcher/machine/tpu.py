@@ -71,9 +71,7 @@ def plan(
 
 def _plan_local(replicas: int | None, devices: Devices, why: str) -> StrategyPlan:
     if not devices.tpus and not devices.tpu_chips:
-        raise NoTpuError(
-            "--tpu=local (or TPU_NAME=local): this machine has no TPU. Run on a TPU VM, or use --strategy=auto"
-        )
+        raise NoTpuError("--tpu=local: this machine has no TPU. Run on a TPU VM, or use --strategy=auto")
     # A TensorFlow that lists no core may still find them when it connects; somebody has to say how many.
     count = len(devices.tpus) or replicas
     if count is None:
@@ -202,9 +200,7 @@ def check_host(name: str, slice_hosts: tuple[int, str] | None) -> None:
             "with --tpu=NODE_NAME and the variable TPU_LOAD_LIBRARY=0"
         )
     if host != "0":
-        raise UsageError(
-            f"this is host {host} of the TPU pod of {count} hosts: run the program on host 0 only, it drives all"
-        )
+        raise UsageError(f"this is host {host} of the TPU pod of {count} hosts: run it on host 0 only")
 
 
 def check_version(name: str, runtime: str | None) -> None:

@@ -27,8 +27,7 @@ def check() -> None:
 
     if of(tf.__version__) < TENSORFLOW:
         raise UsageError(
-            f"TensorFlow {tf.__version__} is installed, and Launcher needs {_text(TENSORFLOW)} or later: "
-            f"{installation.tensorflow_command()}"
+            f"TensorFlow {tf.__version__} is before {_text(TENSORFLOW)}: {installation.tensorflow_command()}"
         )
     if of(keras.__version__) < KERAS:
         raise UsageError(

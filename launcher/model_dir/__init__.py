@@ -26,7 +26,5 @@ def check_model_dir(model_dir: str) -> str:
     if not os.path.isdir(existing):
         raise UsageError(f"--model_dir={model_dir}: {existing} is not a folder; choose another --model_dir")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(
-            f"--model_dir={model_dir}: {existing} is not writable for this user; choose another --model_dir"
-        )
+        raise UsageError(f"--model_dir={model_dir}: {existing} is not writable; choose another --model_dir")
     return model_dir

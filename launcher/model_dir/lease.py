@@ -339,17 +339,14 @@ def _refusal(holder: Holder, path: Path) -> UsageError:
     with contextlib.suppress(OSError):
         beat = f", last heartbeat {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
     return UsageError(
-        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait until it has ended, stop it, or "
-        "choose another --model_dir"
+        f"--model_dir={path.parent}: another run writes to it: {holder}{beat}. Wait, or choose another --model_dir"
     )
 
 
 def _write_error(folder: Path, error: OSError) -> LauncherError:
     if error.errno == errno.EROFS and folder.is_dir() and any(folder.iterdir()):
-        return PeerError(
-            f"--model_dir={folder} cannot be written to any more: {error.strerror}; make it writable and run the same "
-            "command again"
-        )
+        what = f"--model_dir={folder} cannot be written to any more: {error.strerror}"
+        return PeerError(f"{what}; make it writable and run the same command again")
     what = f"--model_dir={folder}: {lease_file.FILE_NAME} cannot be written there: {error.strerror or error}"
     if failures.is_machine_failure(error):
         return PeerError(f"{what}. Make room there, or mend the file system, then run the same command again")

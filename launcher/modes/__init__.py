@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, advice
 from launcher.model_dir import default_model_dir
 
 _DEFINERS: dict[str, Callable[..., object]] = {
@@ -314,6 +314,25 @@ def described(flag: flags.Flag) -> tuple[str, str]:
     if flag.default not in (None, False, []):
         text += f" Default: {flag.default}."
     return f"--{flag.name}{'' if flag.boolean else f'={choices or flag.name.upper()}'}", text
+
+
+def parse(
+    values: flags.FlagValues, argv: Sequence[str], *, known_only: bool = False, others: Iterable[str] = ()
+) -> list[str]:
+    """Gives the flags what a command line says, and returns the rest of it; `others` are more flags to advise."""
+    try:
+        return values(argv, known_only=known_only)[1:]
+    except flags.UnrecognizedFlagError as error:
+        meant = advice(error.flagname, [*others, *values])
+        raise UsageError(f"unknown flag --{error.flagname}{meant}; --help shows every flag") from None
+    except flags.Error as error:
+        raise UsageError(f"{str(error).rstrip(' .')}; --help shows every flag") from None
+
+
+def refuse_arguments(rest: Sequence[str]) -> None:
+    """UsageError where a command line has anything but flags."""
+    if rest:
+        raise UsageError(f"unexpected argument {rest[0]!r}: flags are written --name=value. --help shows every flag")
 
 
 def make_request(values: flags.FlagValues) -> Request:

@@ -101,9 +101,7 @@ def _write(call: Mapping[str, Any], folder: Path) -> Path:
     """The program of a call, written with what it is called with, in a folder of the run."""
     for name in ("train", "validation"):
         if isinstance(call[name], tf.data.Dataset):
-            raise UsageError(
-                f"fit: {name} is a tf.data.Dataset, which workers=N cannot send: give a function that makes it"
-            )
+            raise UsageError(f"fit: {name} is a tf.data.Dataset, which cannot be sent: give a function that makes it")
     content = io.BytesIO()
     try:
         _pickle(dict(call), content)

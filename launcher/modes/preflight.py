@@ -16,16 +16,12 @@ def run(request: PreflightRequest) -> int:
     """Compiles for every target and batch size that the flags name; see `Preflight`."""
     tpu_types, gpu_types = _names(request.tpu_type), _names(request.gpu_type)
     if not tpu_types and not gpu_types:
-        raise UsageError(
-            "--mode=preflight: say what to compile for, such as --tpu_type=v5litepod-256 or --gpu_type=h100:8"
-        )
+        raise UsageError("--mode=preflight: add what to compile for, as --tpu_type=v5litepod-256 or --gpu_type=h100:8")
     if not request.preflight_timeout > 0:
         raise UsageError(f"--preflight_timeout={request.preflight_timeout:g}: must be more than 0 seconds")
     if request.largest_batch and (request.preflight_batch_sizes or request.preflight_search):
         other = "--preflight_batch_sizes" if request.preflight_batch_sizes else "--preflight_search"
-        raise UsageError(
-            f"--largest_batch looks for a batch size by itself, {other} is of no use with it; leave one out"
-        )
+        raise UsageError(f"--largest_batch looks for a batch size by itself: leave it or {other} out")
     batch_sizes = tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes)))
     with gin_bindings.usage_errors():
         preflight = Preflight(

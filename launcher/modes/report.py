@@ -23,7 +23,5 @@ def run(request: Request) -> int:
     try:
         print(f"written: {report.write_report(request.run_dir)}")
     except OSError as error:
-        raise UsageError(
-            f"{report.FILE_NAME} cannot be written to --model_dir={request.run_dir}: {error.strerror or error}"
-        ) from None
+        raise UsageError(f"{report.FILE_NAME} cannot be written to {request.run_dir}: {error.strerror}") from None
     return EXIT_DONE

@@ -22,7 +22,7 @@ from typing import Any
 import gin
 import keras
 
-from launcher.config.bound_types import checked_patterns
+from launcher.config.bound_types import check_value, checked_patterns
 from launcher.errors import UsageError
 from launcher.optimizers.methods import LAMB, LARS, Adafactor
 from launcher.optimizers.optimizer import NO_DECAY, Optimizer
@@ -170,9 +170,8 @@ def lars(
       weight_decay: decay inside the trust ratio.
       exclude_from_decay: regular expressions; weights whose path matches one get no decay and no trust ratio.
     """
-    settings = _checked("lars", _RATE, momentum=momentum) | _checked(
-        "lars", _NOT_NEGATIVE, trust_coefficient=trust_coefficient, epsilon=epsilon
-    )
+    settings = _checked("lars", _RATE, momentum=momentum)
+    settings |= _checked("lars", _NOT_NEGATIVE, trust_coefficient=trust_coefficient, epsilon=epsilon)
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
 
 
@@ -240,6 +239,5 @@ def _decays_itself(
 def _checked(optimizer: str, allowed: tuple[str, Callable[[float], bool]], **values: float) -> dict[str, float]:
     what, is_allowed = allowed
     for name, value in values.items():
-        if not is_allowed(value):
-            raise UsageError(f"{optimizer}.{name} = {value}: must be {what}")
+        check_value(f"{optimizer}.{name}", value, is_allowed(value), what)
     return values

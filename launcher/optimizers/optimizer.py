@@ -96,9 +96,8 @@ class Optimizer:
         self._weight_decay = weight_decay
         self._decoupled = bool(decoupled) or keras_decays
         excluded = () if keras_decays else NO_DECAY
-        self._exclude = checked_patterns(
-            "exclude_from_decay", excluded if exclude_from_decay is None else exclude_from_decay
-        )
+        patterns = excluded if exclude_from_decay is None else exclude_from_decay
+        self._exclude = checked_patterns("exclude_from_decay", patterns)
         self._updated: list[keras.Variable] = []
         self._decays: list[float] = []
         self._multipliers: list[float] = []
@@ -128,10 +127,7 @@ class Optimizer:
         self._check_scope(variables, shards)
         for variable in variables:
             if variable.value.aggregation != tf.VariableAggregation.NONE:
-                raise UsageError(
-                    f"variable {variable.path!r} has aggregation {variable.aggregation!r}: make it without, its "
-                    "gradients are reduced already"
-                )
+                raise UsageError(f"{variable.path!r}: make it without aggregation={variable.aggregation!r}")
         self._updated = list(variables)
         self.shards = [shard_of(variable, shards) for variable in variables]
         self._build_keras()
@@ -311,35 +307,23 @@ class Optimizer:
 def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool) -> None:
     """Refuses what would be silently lost, because only `update_step` is called."""
     if not isinstance(keras_optimizer, keras.optimizers.Optimizer):
-        raise UsageError(
-            f"expected a keras.optimizers.Optimizer, got {type(keras_optimizer).__module__}."
-            f"{type(keras_optimizer).__name__}"
-        )
+        raise UsageError(f"expected a keras.optimizers.Optimizer, got {type(keras_optimizer).__name__}")
     name = f"{type(keras_optimizer).__name__} {keras_optimizer.name!r}"
     if isinstance(keras_optimizer, keras.optimizers.LossScaleOptimizer):
-        raise UsageError(
-            f"{name}: its decision to skip a step differs between replicas; give the inner optimizer and bind "
-            "train.loss_scale instead"
-        )
+        raise UsageError(f"{name} skips steps on each replica by itself; give the inner one and bind train.loss_scale")
     for setting, advice in _NOT_APPLIED.items():
         value = getattr(keras_optimizer, setting, None)
         if value and not (own_average and setting == "use_ema"):
             raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
     if type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply:
-        raise UsageError(
-            f"{name} does not do all its work in update_step, which is all that Launcher calls; use another optimizer, "
-            "such as @adamw or @momentum"
-        )
+        raise UsageError(f"{name} works outside of update_step; use another optimizer, such as @adamw or @momentum")
 
 
 def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: object) -> keras.Variable:
     """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
     rate = keras_optimizer.learning_rate
     if learning_rate is not None or not isinstance(rate, keras.Variable):
-        raise UsageError(
-            f"{keras_optimizer.name}: a learning rate that may be set while training must be a number, and be given to "
-            "the Keras optimizer; what this one has is a schedule"
-        )
+        raise UsageError(f"{keras_optimizer.name}: its learning rate is a schedule, which cannot be set while training")
     return rate
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import gin
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
@@ -92,13 +93,11 @@ def inverse_square_root(
       peak: learning rate after the warm-up. Bind it or `width`.
       width: width of the model, for the rate of Vaswani et al. 2017.
     """
-    if warmup_steps < 1:
-        raise UsageError(f"inverse_square_root.warmup_steps = {warmup_steps}: must be 1 or more")
+    check_value("inverse_square_root.warmup_steps", warmup_steps, warmup_steps >= 1, "1 or more")
     if (peak is None) == (width is None):
         raise UsageError(f"inverse_square_root.peak = {peak} and inverse_square_root.width = {width}: bind one of them")
     if width is not None:
-        if width < 1:
-            raise UsageError(f"inverse_square_root.width = {width}: must be 1 or more")
+        check_value("inverse_square_root.width", width, width >= 1, "1 or more")
         peak = (width * warmup_steps) ** -0.5
     assert peak is not None
     highest = _checked("inverse_square_root", peak, warmup_steps)
@@ -128,8 +127,7 @@ def step_decay(
       factor: what each boundary multiplies the rate by.
     """
     _checked("step_decay", peak, warmup_steps, warmup_fraction, decay_steps=decay_steps)
-    if not 0.0 < factor <= 1.0:
-        raise UsageError(f"step_decay.factor = {factor}: must be more than 0 and at most 1")
+    check_value("step_decay.factor", factor, 0.0 < factor <= 1.0, "more than 0 and at most 1")
     are_steps = _are_steps(boundaries)
 
     @no_autograph
@@ -181,10 +179,7 @@ def _are_steps(boundaries: Sequence[float]) -> bool:
     steps = all(isinstance(boundary, int) and boundary >= 1 for boundary in boundaries)
     parts = all(isinstance(boundary, float) and 0.0 < boundary < 1.0 for boundary in boundaries)
     if not boundaries or not (steps or parts) or list(boundaries) != sorted(set(boundaries)):
-        raise UsageError(
-            f"step_decay.boundaries = {boundaries!r}: must be ascending, and all whole numbers of steps, such as "
-            "(3000, 6000), or all parts of the run, such as (0.33, 0.67)"
-        )
+        raise UsageError(f"step_decay.boundaries = {boundaries!r}: must be ascending steps, or shares of the run")
     return steps
 
 
@@ -197,20 +192,12 @@ def _checked(
     decay_steps: int | None = None,
 ) -> float:
     """Returns the peak; raises UsageError where an argument is out of range."""
-    if not (math.isfinite(peak) and peak > 0.0):
-        raise UsageError(f"{name}.peak = {peak}: must be a finite learning rate above 0")
-    if final is not None and not 0.0 <= final <= peak:
-        raise UsageError(f"{name}.final = {final}: must be from 0 to the peak, {peak}")
-    if warmup_steps < 0:
-        raise UsageError(f"{name}.warmup_steps = {warmup_steps}: must be 0 or more")
-    if not 0.0 <= warmup_fraction < 1.0:
-        raise UsageError(f"{name}.warmup_fraction = {warmup_fraction}: must be from 0 to less than 1")
+    check_value(f"{name}.peak", peak, math.isfinite(peak) and peak > 0.0, "a finite learning rate above 0")
+    check_value(f"{name}.final", final, final is None or 0.0 <= final <= peak, f"from 0 to the peak, {peak}")
+    check_value(f"{name}.warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more")
+    check_value(f"{name}.warmup_fraction", warmup_fraction, 0.0 <= warmup_fraction < 1.0, "from 0 to less than 1")
     if warmup_steps and warmup_fraction:
-        raise UsageError(
-            f"{name}.warmup_steps = {warmup_steps} and {name}.warmup_fraction = {warmup_fraction}: bind one of them"
-        )
+        raise UsageError(f"{name}.warmup_steps = {warmup_steps} and warmup_fraction = {warmup_fraction}: bind one")
     if decay_steps is not None and decay_steps <= warmup_steps:
-        raise UsageError(
-            f"{name}.decay_steps = {decay_steps}: must be more than 0 and more than warmup_steps, {warmup_steps}"
-        )
+        raise UsageError(f"{name}.decay_steps = {decay_steps}: must be more than warmup_steps, {warmup_steps}")
     return peak

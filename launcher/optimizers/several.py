@@ -115,10 +115,7 @@ class Optimizers:
 
     def check_shardable(self) -> None:
         """Raises UsageError, always."""
-        raise UsageError(
-            "train.shard: the model has a train_step of its own, whose optimizers each replica keeps "
-            "whole; leave the binding out"
-        )
+        raise UsageError("train.shard: optimizers of a model's own train_step are not sharded; leave the binding out")
 
     @property
     def variables(self) -> list[keras.Variable]:

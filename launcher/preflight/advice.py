@@ -117,10 +117,7 @@ def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:
 def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[str]:
     half, why = recommended_policy(where.strategy())
     if policy == "float32":
-        yield (
-            f"the policy is float32: train.precision = {half!r} halves the memory of activations "
-            f"({why.removeprefix('auto: ')})"
-        )
+        yield f"train.precision = {half!r} halves the memory of float32 activations ({why.removeprefix('auto: ')})"
         return
     wide = [one for one in costs.matrix_ops if one.dtypes == ("f32", "f32")]
     if costs.flops and _flops(wide) > _WORTH * costs.flops:
@@ -157,10 +154,7 @@ def _of_program(costs: Costs) -> Iterator[str]:
             "size is computed and stored each time"
         )
     if costs.unknown_loops:
-        yield (
-            f"the compiler does not know how often {costs.unknown_loops} loops turn; they are counted as one turn in "
-            "the estimates"
-        )
+        yield f"how often {costs.unknown_loops} loops turn is not known: the estimates count one turn each"
     if costs.kernels:
         yield (
             f"{costs.kernels} operations are kernels of their own (Pallas): their arithmetic is in no estimate, and "

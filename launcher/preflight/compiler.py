@@ -80,10 +80,7 @@ def require_versions(accelerator: str = "tpu") -> dict[str, str]:
             ) from None
     for name, minimum in MINIMUM.items():
         if name in found and _parts(found[name]) < _parts(minimum):
-            raise UsageError(
-                f"--mode=preflight: {name} {found[name]} is too old, {minimum} is the oldest that was tried: "
-                f"{_remedy(accelerator)}"
-            )
+            raise UsageError(f"--mode=preflight: {name} {found[name]} is older than {minimum}: {_remedy(accelerator)}")
     if accelerator == "gpu" and found[compiler] != found["jaxlib"]:
         raise UsageError(
             f"--mode=preflight: {compiler} {found[compiler]} does not go with jaxlib {found['jaxlib']}, the versions "
@@ -96,10 +93,8 @@ def _remedy(accelerator: str) -> str:
     compiler, extra = _COMPILERS[accelerator]
     machines = ("x86_64",) if accelerator == "tpu" else ("x86_64", "aarch64")
     if platform.system() != "Linux" or platform.machine() not in machines:
-        return (
-            f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {platform.system()} on "
-            f"{platform.machine()}"
-        )
+        here = f"{platform.system()} on {platform.machine()}"
+        return f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {here}"
     return installation.jax_command(extra)
 
 
@@ -151,9 +146,7 @@ class Compiler:
                     json.dump(outcome, file)
                 os.replace(Path(folder, "entry"), entry)
         except OSError as error:
-            raise UsageError(
-                f"--preflight_cache={self._cache_dir} cannot be written: {error.strerror or error}; choose another"
-            ) from None
+            raise UsageError(f"--preflight_cache={self._cache_dir}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
 
     def _sweep(self) -> None:
@@ -172,8 +165,7 @@ class Compiler:
                 process.wait(self._timeout_seconds)
             except subprocess.TimeoutExpired:
                 raise OutOfTimeError(
-                    f"--preflight_timeout={self._timeout_seconds:g}: {_compiler_for(where)} was not done with "
-                    f"{where.name} after so many seconds; give it more, or a machine with faster cores"
+                    f"--preflight_timeout={self._timeout_seconds:g} was too short for {where.name}; give it more"
                 ) from None
         if process.returncode:
             raise _death(process.returncode, log, where)

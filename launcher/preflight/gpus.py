@@ -186,17 +186,12 @@ def find(gpu_type: str) -> GpuMachines:
     """
     match = re.fullmatch(r"([^:]+)(?::(?:(\d+)x)?(\d+))?", gpu_type.strip().lower())
     if match is None:
-        raise UsageError(
-            f"--gpu_type={gpu_type}: write CARD:GPUS or CARD:HOSTSxGPUS, such as h100:8 or a100-80:8x8; cards: "
-            f"{', '.join(CARDS)}"
-        )
+        raise UsageError(f"--gpu_type={gpu_type}: write CARD:GPUS or CARD:HOSTSxGPUS; cards: {', '.join(CARDS)}")
     name, hosts, gpus = match[1], int(match[2] or 1), int(match[3] or 1)
     if name not in CARDS:
         close = [one for one in CARDS if one.startswith(f"{name}-")] or [one for one in [nearest(name, CARDS)] if one]
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        raise UsageError(
-            f"--gpu_type={gpu_type}: nothing is known here of such a card; {hint}known: {', '.join(CARDS)}"
-        )
+        raise UsageError(f"--gpu_type={gpu_type}: no such card; {hint}known: {', '.join(CARDS)}")
     card = CARDS[name]
     if not 1 <= gpus <= card.most_on_a_host or not 1 <= hosts <= _MOST_HOSTS:
         raise UsageError(
@@ -204,10 +199,7 @@ def find(gpu_type: str) -> GpuMachines:
             f"hosts; write several hosts as {name}:HOSTSxGPUS, such as {name}:2x{card.most_on_a_host}"
         )
     if hosts > 1 and card.network is None:
-        raise UsageError(
-            f"--gpu_type={gpu_type}: no host of several {name} with a network has a published speed; one host only, "
-            f"such as {name}:{gpus}"
-        )
+        raise UsageError(f"--gpu_type={gpu_type}: no known host of {name} has a network; ask for {name}:{gpus}")
     return _machines(card, hosts, gpus)
 
 

@@ -183,10 +183,7 @@ def find(accelerator_type: str) -> Slice:
     family, size = (match[1], match[2]) if match else (name.lower(), None)
     known, families = _ALIASES.get(family, family), f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
     if known in _WITHOUT_TENSORFLOW:
-        raise UsageError(
-            f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood), as its support for TPUs ends with v6e; "
-            f"{families}"
-        )
+        raise UsageError(f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood); {families}")
     if known not in CHIPS:
         close = nearest(known, [*CHIPS, *_ALIASES])
         offer = f"did you mean {_offer(_ALIASES.get(close, close), size)!r}?" if close else families

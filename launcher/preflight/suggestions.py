@@ -77,10 +77,7 @@ def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
     yield _shards(finding, hbm, replicas)
     yield _microbatches(finding, hbm)
     if model.keeps_activations:
-        why = (
-            "activations inside each block are computed again in the backward pass instead of kept, about a third more "
-            "arithmetic"
-        )
+        why = "activations inside each block are computed again in the backward pass: about a third more arithmetic"
         yield [_binding(finding, "train.rematerialize = True", why)]
     # The factor by which replicas must at least multiply: no part shrinks more than in proportion.
     least = 1.0 if hbm.fits else hbm.needed / hbm.available
@@ -93,17 +90,11 @@ def _shards(finding: SliceFinding, hbm: HbmUse, replicas: int) -> Iterator[Sugge
     shareable, shard = finding.model.shareable_bytes, finding.plan.recipe.shard
     leaves = 1 - 1 / replicas
     if shareable and leaves and shareable * leaves >= hbm.excess:
-        why = (
-            "each replica keeps the optimizer's state of its part of the weights alone; the same training, with one "
-            "more collective"
-        )
+        why = "each replica keeps the optimizer's state of its part of the weights alone; one more collective"
         yield _binding(finding, "train.shard = 'optimizer'", why)
     of_weights = 2 * 4 * finding.model.trained_parameters  # float32, and their gradients
     if (shareable or shard == "optimizer") and leaves and (shareable + of_weights) * leaves >= hbm.excess:
-        why = (
-            "each replica keeps its part of the weights alone, too, and those of a layer are put together when it is "
-            "due: the same training, with every weight gathered twice a step"
-        )
+        why = "each replica keeps its part of the weights alone, too; every weight is gathered twice a step"
         yield _binding(finding, "train.shard = 'all'", why)
 
 
@@ -118,8 +109,7 @@ def _microbatches(finding: SliceFinding, hbm: HbmUse) -> Iterator[Suggestion]:
         yield _binding(
             finding,
             f"train.microbatches = {count}",
-            f"each replica takes its {per_replica} examples in {count} parts and adds up their gradients; the same "
-            "training, slower where parts no longer fill the matrix units",
+            f"{per_replica} examples in {count} parts; slower where these no longer fill the matrix units",
         )
 
 

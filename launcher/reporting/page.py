@@ -70,9 +70,8 @@ def panels(name: str) -> str:
 
 def facts(rows: Mapping[str, Any]) -> str:
     """A row for each name; nothing without rows."""
-    cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(show(value))}</td></tr>" for name, value in rows.items()
-    )
+    told = ((html.escape(name), html.escape(show(value))) for name, value in rows.items())
+    cells = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in told)
     return f'<table class="facts">{cells}</table>' if rows else ""
 
 

@@ -54,9 +54,7 @@ def write_result(model_dir: str | Path, name: str, content: str) -> str:
         strict_json.replace_file(folder / name, f"{content}\n")
         write_report(folder)
     except OSError as error:
-        raise UsageError(
-            f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}; choose another"
-        ) from None
+        raise UsageError(f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}") from None
     return f"{folder / name} and {FILE_NAME}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.config import gin_files
 from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
@@ -196,7 +197,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         status=RUNNING if running else status,
         events=events,
         attempts=_attempts(path, ended, events),
-        config=bindings(path / CONFIG),
+        config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
         results={name: found for name in RESULTS if (found := strict_json.read_object(path / name))},
     )
 
@@ -263,24 +264,4 @@ def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str
                 from_step=max(kept, default=0) if before is not None or not found else None,
             )
         )
-    return found
-
-
-def bindings(path: Path) -> dict[str, str]:
-    """name -> value of the statements of a config.gin, whose long values go on over several lines."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return {}
-    found: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        head, equals, value = line.partition(" = ")
-        if equals and line[:1].strip() and not line.startswith("#"):
-            name = head
-            found[name] = value.strip().rstrip("\\").strip()
-        elif name and line[:1].isspace() and line.strip():
-            found[name] = f"{found[name]} {line.strip().rstrip(chr(92)).strip()}".strip()
-        else:
-            name = ""
     return found

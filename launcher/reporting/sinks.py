@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launcher.config import gin_files
 from launcher.errors import LauncherError
 
 PICTURE = "data:image/png;base64,"
 """What the first part of a sample begins with where a picture was given to the model."""
 
 _logger = logging.getLogger(__name__)
-_BINDING = re.compile(r"^([\w./]+) = (.+)$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,13 +37,11 @@ class RunStart:
     def hyperparameters(self) -> dict[str, bool | int | float | str]:
         """The bindings of the configuration that are one value, by name; references such as `@momentum` as text."""
         found: dict[str, bool | int | float | str] = {}
-        for name, text in _BINDING.findall(self.config):
-            try:
-                value = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
-                value = text if text.startswith("@") else None
+        for name, value in gin_files.values(self.config).items():
             if isinstance(value, bool | int | float | str):
                 found[name] = value
+            elif isinstance(value, gin_files.Name) and value.sign == "@":
+                found[name] = repr(value)
         return found
 
 

@@ -80,8 +80,7 @@ def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
         strict_json.write(path, summary)
     except OSError as error:
         raise SummaryWriteError(
-            f"Could not write {path}: {error.strerror or error}. "
-            "Make room or allow writing there, then run the same command again."
+            f"Could not write {path}: {error.strerror or error}. Make room and run it again."
         ) from error
 
 

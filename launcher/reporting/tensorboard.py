@@ -78,10 +78,8 @@ class TensorBoard(Sink):
     def _add(self, run: str, step: int, values: Sequence[Any]) -> None:
         if self._start is not None:
             start, self._start = self._start, None
-            texts = [
-                _text("plan", _table(["", ""], start.plan.items())),
-                _text("config", textwrap.indent(start.config, "    ")),
-            ]
+            config = textwrap.indent(start.config, "    ")
+            texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", config)]
             self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
             if hyperparameters := _hyperparameters(start):
                 self._record(run, step=start.step, summary=hyperparameters)

@@ -5,7 +5,6 @@ What is gone may come back, as a folder that was not mounted, so a retry may hel
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from launcher.config import gin_bindings
+from launcher.config import gin_bindings, gin_files
 from launcher.errors import MissingInputError, PeerError, UsageError, failures
 from launcher.reporting import attempts, run_folder
 from launcher.run.plan import RunPlan
@@ -70,9 +69,9 @@ def check_checkpoints(model_dir: str) -> None:
 
 def _is_another(model_dir: str) -> bool:
     """Whether a name or path is bound otherwise than where config.gin was written: then it may be the mistake."""
-    for name, text in run_folder.bindings(Path(model_dir, run_folder.CONFIG)).items():
-        with contextlib.suppress(UsageError, ValueError, SyntaxError):  # one of them is no plain value
+    for name, before in gin_files.values(Path(model_dir, run_folder.CONFIG)).items():
+        with contextlib.suppress(UsageError):  # it is no plain value
             now = gin_bindings.bound(name, None)
-            if isinstance(now, str) and now != ast.literal_eval(text):
+            if isinstance(now, str) and not isinstance(before, gin_files.Name) and now != before:
                 return True
     return False

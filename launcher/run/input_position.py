@@ -33,9 +33,8 @@ class InputPosition:
 
     def __init__(self, trainer: Trainer, data: Data, *, num_workers: int, state: Mapping[str, np.ndarray]):
         self._trainer, self._data = trainer, data
-        self._reads_again = getattr(data, "reads_again", False) and not isinstance(
-            trainer.strategy, tf.distribute.TPUStrategy
-        )
+        on_tpu = isinstance(trainer.strategy, tf.distribute.TPUStrategy)
+        self._reads_again = getattr(data, "reads_again", False) and not on_tpu
         self._saves = self._reads_again and num_workers == 1
         self._state = state
         self._batches: Any = None

@@ -101,10 +101,7 @@ def _attention_layers(model: keras.Model) -> list[Attention]:
 def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     requested, layers = plan.recipe.attention, _attention_layers(model)
     if not layers and requested != "auto":
-        raise UsageError(
-            f"train.attention = {requested!r}: {model.name} has no attention layer of models.transformer, which alone "
-            "can be computed in more than one form; leave the binding out"
-        )
+        raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
     for layer in layers:
         layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
     if requested == "kernel":
@@ -154,16 +151,13 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
     if requested == "auto":
         layers = [one for one in layers if is_global(plan.recipe) and isinstance(one, keras.layers.BatchNormalization)]
     elif not layers:
-        raise UsageError(
-            f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave the binding out"
-        )
+        raise UsageError(f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave it out")
     for layer in layers:
         if requested == "local":
             layer.synchronized = False
         elif group := group_size(layer):
             raise UsageError(
-                f"{BATCH_NORM} = 'global': layer {layer.name!r} takes its statistics over groups of {group} examples, "
-                "which is the same on any topology, too; leave the binding out, or make the layer without groups"
+                f"{BATCH_NORM} = 'global': layer {layer.name!r} has groups of {group}; leave the binding out"
             )
         elif plan.num_parts > 1:
             layer.synchronized = True

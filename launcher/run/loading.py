@@ -193,10 +193,7 @@ class Machine:
         if self.engine == jax_devices.KIND:
             for name, value in (("--strategy", self.strategy), ("--tpu", self.tpu)):
                 if value is not None:
-                    raise UsageError(
-                        f"{name}={value} is for --engine=tensorflow: JAX takes the accelerators of this machine, or "
-                        "--replicas CPU devices; leave it out"
-                    )
+                    raise UsageError(f"{name}={value} is for --engine=tensorflow: leave it out, or give --replicas")
             return jax_devices.plan(self.replicas, self._cluster, self.environ, discover())
         try:
             return strategy_lib.plan(

@@ -100,15 +100,9 @@ def decide(
     names = [name for name in Setting._fields if getattr(plan.recipe, name) == "auto"]
     told = " and ".join(f"train.{name} = 'auto'" for name in names)
     if plan.strategy.accelerator == "tpu":
-        raise UsageError(
-            f"{told}: this tries the step in a process of its own, and a TPU is open to one process only: let "
-            "--mode=preflight find what fits by compiling, and bind that"
-        )
+        raise UsageError(f"{told}: a TPU is open to one process only: let --mode=preflight find it, and bind that")
     if not gin_files:
-        raise UsageError(
-            f"{told}: this tries the step in a process of its own, which cannot make a call of launcher.fit in this "
-            "one: give the program as --gin_file=PROGRAM.py, or a value"
-        )
+        raise UsageError(f"{told}: launcher.fit cannot try it in this process: give --gin_file=PROGRAM.py, or a value")
     if plan.recipe.shard != "none" and plan.cluster.num_workers > 1:
         say(
             f"{told}: tried with the optimizer's state shared out over this worker's {plan.strategy.local_replicas} of "

@@ -19,10 +19,7 @@ def _wrong(plan: RunPlan) -> Iterator[tuple[str, str]]:
     if recipe.optimizer is not None:
         yield "train.optimizer", "it applies the optimizers that the model holds: leave the binding out"
     if plan.microbatches > 1:
-        yield (
-            f"train.microbatches = {plan.microbatches}",
-            "what it does between its gradients and the next ones cannot be divided: bind 1",
-        )
+        yield f"train.microbatches = {plan.microbatches}", "what it does with its gradients cannot be divided: bind 1"
     if plan.strategy.accelerator == "tpu":
         yield "a TPU", "it is not compiled by XLA here: train on CPUs or GPUs, or write a task, see docs/own_task.md"
     if plan.jit_compile:
@@ -37,7 +34,4 @@ def _wrong(plan: RunPlan) -> Iterator[tuple[str, str]]:
     if recipe.precision_watch is not None:
         yield "train.precision_watch", "only the gradients of one loss can be watched: leave the binding out"
     if recipe.spikes is not None and recipe.spikes.action == "skip":
-        yield (
-            "Spikes.action = 'skip'",
-            "it has applied its optimizers before its loss is known: use 'note', 'stop' or 'rewind'",
-        )
+        yield "Spikes.action = 'skip'", "it is over before its loss is known: use 'note', 'stop' or 'rewind'"

@@ -105,10 +105,7 @@ class RunPlan:
         if warning := reduce_error.warning(self.reduce_dtype.name, self.strategy.num_replicas):
             notes.append(warning)
         if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":
-            notes.append(
-                f"{self.policy}: a TPU's matrix units multiply in bfloat16; train.precision = 'mixed_bfloat16' is for "
-                "it"
-            )
+            notes.append(f"{self.policy}: a TPU multiplies in bfloat16; take train.precision = 'mixed_bfloat16'")
         if self.stands_for > 1:
             workers = self.cluster.num_workers
             notes.append(
@@ -156,10 +153,7 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
 def check_engine(plan: RunPlan) -> None:
     """Raises UsageError where TensorFlow is to train what its strategies cannot."""
     if plan.recipe.shard == "all" and plan.strategy.kind != jax_devices.KIND:
-        raise UsageError(
-            "train.shard = 'all': TensorFlow's strategies hold every weight whole on each device; --engine=pjrt trains "
-            "with parts, and train.shard = 'optimizer' to the same weights here"
-        )
+        raise UsageError("train.shard = 'all' needs --engine=pjrt; train.shard = 'optimizer' trains the same here")
 
 
 def check_batches(plan: RunPlan) -> None:
@@ -177,8 +171,7 @@ def check_batches(plan: RunPlan) -> None:
         )
     if plan.eval_batch_size % num_replicas:
         raise UsageError(
-            f"train.eval_batch_size = {plan.eval_batch_size} cannot be split evenly over {num_replicas} replicas; "
-            f"use a multiple of {num_replicas}"
+            f"train.eval_batch_size = {plan.eval_batch_size}: use a multiple of the {num_replicas} replicas"
         )
 
 

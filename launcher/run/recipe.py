@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gin
 
 from launcher.checkpoints.saver import ON_ERROR
-from launcher.config.bound_types import check_least
+from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
@@ -31,16 +31,10 @@ BATCH_NORM = ("auto", "global", "local")
 SHARD = ("none", "optimizer", "all")
 
 
-def _check_not_negative(configurable: str, settings: Any, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) < 0:
-            raise UsageError(f"{configurable}.{name} = {getattr(settings, name)}: must be 0 (never) or more")
-
-
 def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[str]]) -> None:
     for name, values in known.items():
-        if (value := getattr(settings, name)) not in values:
-            raise UsageError(f"{configurable}.{name} = {value!r}: must be one of {', '.join(map(repr, values))}")
+        value = getattr(settings, name)
+        check_value(f"{configurable}.{name}", value, value in values, one_of(values))
 
 
 @gin.configurable
@@ -73,8 +67,7 @@ class Checkpoints:
     save_model: str = "best"
 
     def __post_init__(self) -> None:
-        check_least("Checkpoints", self, keep=1)
-        _check_not_negative("Checkpoints", self, "every_minutes", "keep_every_hours")
+        check_least("Checkpoints", self, keep=1, every_minutes=0, keep_every_hours=0)
         known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
         _check_known("Checkpoints", self, known)
 
@@ -201,59 +194,39 @@ class Recipe:
             if task.optimizer is None:
                 raise missing_bindings("train", ["optimizer"])
         elif not callable(self.optimizer):
-            raise UsageError(
-                f"train.optimizer = {self.optimizer!r}: expected a reference without parentheses, such as @momentum"
-            )
+            raise UsageError(f"train.optimizer = {self.optimizer!r}: expected a reference, such as @momentum")
         check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
+        check_least("train", self, evaluate_every=0, checkpoint_every=0)
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
                 check_least("train", self, **{name: 1})
         if self.rematerialize not in (True, False, None, "auto"):
             raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_chunks != "auto" and task.logits_shape is None:
-            raise UsageError(
-                f"train.loss_chunks = {self.loss_chunks}: {type(self.task).__name__} has no loss over a vocabulary, as "
-                "the tasks of text have; leave it out"
-            )
-        _check_not_negative("train", self, "evaluate_every", "checkpoint_every")
+            raise UsageError(f"train.loss_chunks = {self.loss_chunks}: only a task of text has it; leave it out")
         _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
         for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UsageError(f"train.{name} = {value}: must be more than 0")
+            check_value(f"train.{name}", value, value is None or value > 0, "more than 0")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
         for sink in self.sinks:
             if not isinstance(sink, Sink):
-                raise UsageError(
-                    f"train.sinks: {sink!r} is not a launcher.reporting.sinks.Sink; bind objects, as in [@WandbSink()]"
-                )
+                raise UsageError(f"train.sinks: {sink!r} is not a Sink; bind objects, as in [@WandbSink()]")
         for one in self.skip_batches:
             if len(one) != 2 or not 1 <= one[0] <= one[1]:
-                raise UsageError(
-                    f"train.skip_batches: {one!r} is not a first and a last batch, counted from 1; bind ranges, such "
-                    "as [(120, 122)]"
-                )
+                raise UsageError(f"train.skip_batches: {one!r} must be a first and a last batch, as in [(120, 122)]")
         spikes, keep = self.spikes, self.checkpoints.keep
         if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:
-            raise UsageError(
-                f"Spikes.rewind_checkpoints = {spikes.rewind_checkpoints}, but Checkpoints.keep = {keep}: bind "
-                f"Checkpoints.keep to {spikes.rewind_checkpoints} or more"
-            )
+            raise UsageError(f"Checkpoints.keep = {keep}: Spikes.rewind_checkpoints needs {spikes.rewind_checkpoints}")
         if self.early_stopping is not None and not self.evaluate_every:
-            raise UsageError(
-                "train.early_stopping needs evaluations while training goes on, and train.evaluate_every = 0: bind "
-                "it to the steps between two"
-            )
+            raise UsageError("train.early_stopping needs evaluations, and train.evaluate_every = 0: bind it, too")
         layer_policies.check(self.precision_overrides)
         freezing.check(self.freeze, self.rate_multipliers)
         if self.steps is None and self.epochs is None:
             raise UsageError("bind train.steps or train.epochs: how long to train")
         if self.steps is not None and self.epochs is not None:
-            raise UsageError(
-                f"train.steps = {self.steps} and train.epochs = {self.epochs} say the same thing in two ways: make one "
-                "of them None"
-            )
+            raise UsageError(f"train.steps = {self.steps} and train.epochs = {self.epochs}: bind one of them")
 
     def total_steps(self, data: Data) -> int:
         """Steps of the whole run on some data; UsageError where it is in epochs, and their size is not known."""
@@ -263,7 +236,5 @@ class Recipe:
             return max(1, round(self.epochs * an_epoch))
         num_train_examples = data.num_train_examples
         if not num_train_examples or self.epochs is None:
-            raise UsageError(
-                f"train.epochs = {self.epochs}, but the number of training examples is not known; bind train.steps"
-            )
+            raise UsageError(f"train.epochs = {self.epochs}: how many examples one has is not known; bind train.steps")
         return max(1, round(self.epochs * num_train_examples / self.global_batch_size))

@@ -149,15 +149,9 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
             raise
         raise UsageError(str(error)) from None
     if not isinstance(model, keras.Model):
-        raise UsageError(
-            "the task's model() must return a keras.Model (Keras 3), got "
-            f"{type(model).__module__}.{type(model).__name__}"
-        )
+        raise UsageError(f"the task's model() must return a keras.Model (Keras 3), got {type(model).__name__}")
     if not model.trainable_variables:
-        raise UsageError(
-            f"model {model.name!r} has no variables to train; a subclassed model must be built before model() returns "
-            "(call it on an example, or model.build(shape))"
-        )
+        raise UsageError(f"model {model.name!r} has no variables to train; call model.build(shape) in model()")
     if brought := layer_policies.follow_run(model, policy):
         note(brought)
     layer_policies.apply(model, recipe.precision_overrides)
@@ -171,10 +165,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer | Optimizers:
     if isinstance(optimizer, keras.optimizers.Optimizer):
         optimizer = Optimizer(optimizer)
     if not isinstance(optimizer, Optimizer | Optimizers):
-        raise UsageError(
-            "train.optimizer must build a launcher Optimizer or a keras.optimizers.Optimizer, "
-            f"got {type(optimizer).__name__}"
-        )
+        raise UsageError(f"train.optimizer must build an Optimizer, ours or Keras's, got {type(optimizer).__name__}")
     if plan.recipe.shard != "none":
         optimizer.check_shardable()
     return optimizer
@@ -214,8 +205,5 @@ def _clipping(of_recipe: Clipping, optimizer: Optimizer | Optimizers) -> Clippin
         bound, other = (
             {f"Clipping.{name}": bound for name, bound in bounds.items()} for bounds in (theirs, of_recipe.bounds)
         )
-        raise UsageError(
-            f"the optimizer was made to clip gradients, as train has them {bound}, and the recipe binds {other}: give "
-            "one of them"
-        )
+        raise UsageError(f"the optimizer clips gradients by {bound}, and the recipe binds {other}: give one of them")
     return dataclasses.replace(of_recipe, **theirs)

@@ -67,9 +67,7 @@ class AnswerArrays(AnswersFile):
     def append(self, answers: Mapping[str, np.ndarray]) -> None:
         self._names = self._names or list(answers)
         if self._path.endswith(".npy") and len(self._names) > 1:
-            raise UsageError(
-                f"--output={self._path}: the model has the outputs {', '.join(self._names)}; name a .npz file for them"
-            )
+            raise UsageError(f"--output={self._path}: name a .npz file for {', '.join(self._names)}")
         for index, array in enumerate(answers.values()):
             with open(self._folder / f"{index}.npy", "ab") as file:
                 if not file.tell():

@@ -46,9 +46,7 @@ class Arrays(Inputs):
                 raise UsageError(f"--input={self._path}: the model has no input {name!r}{advice(name, specs)}")
         for name, spec in specs.items():
             if name not in self._arrays:
-                raise UsageError(
-                    f"--input={self._path}: input {name!r} of the model is missing: {interface.listed(specs)}"
-                )
+                raise UsageError(f"--input={self._path}: {name!r} is missing: {interface.listed(specs)}")
             self._check(name, self._arrays[name], spec)
 
     def _check(self, name: str, array: np.ndarray, spec: tf.TensorSpec) -> None:
@@ -95,8 +93,5 @@ def _loaded(path: str) -> dict[str, np.ndarray]:
     except OSError as error:
         raise UsageError(f"--input={path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile):
-        raise UsageError(
-            f"--input={path} is no {path[-4:]} file of numbers or strings, as numpy.save writes them; arrays of Python "
-            "objects are not read"
-        ) from None
+        raise UsageError(f"--input={path}: no {path[-4:]} file of numbers or strings, as numpy.save has") from None
     return arrays

@@ -133,10 +133,7 @@ def _converted(saved: str) -> bytes:
             return bytes(converter.convert())
         except Exception as error:  # ConverterError is not public
             why = why or user_code.summary(error)
-    raise UsageError(
-        f"--export_format=litert: TensorFlow's converter cannot convert this model: {why}; use "
-        "--export_format=saved_model"
-    )
+    raise UsageError(f"--export_format=litert: TensorFlow's converter refuses: {why}; use --export_format=saved_model")
 
 
 def _copy(path: str, folder: str) -> None:

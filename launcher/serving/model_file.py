@@ -14,6 +14,7 @@ import keras
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.disk import sync
 from launcher.config import gin_bindings
+from launcher.config.bound_types import check_value, one_of
 from launcher.errors import UsageError, user_code
 from launcher.machine import strategy as strategy_lib
 from launcher.machine import versions
@@ -101,14 +102,11 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     Raises:
       UsageError: there is no such run, or no such weights in it, or its recipe cannot be read here or needs `trust`.
     """
-    if which not in _WHICH:
-        raise UsageError(f"which = {which!r}: must be one of {', '.join(map(repr, _WHICH))}")
+    check_value("which", which, which in _WHICH, one_of(_WHICH))
     if not os.path.isdir(model_dir):
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":
-        raise UsageError(
-            f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow before the import"
-        )
+        raise UsageError(f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow first")
     store = checkpoints_of(model_dir)
     step = weights.step_of(store, which)
     path = os.path.join(model_dir, MODEL_FILE)
@@ -129,10 +127,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     if step is None:
         raise UsageError(f"launcher.load: no checkpoint and no {MODEL_FILE} with such weights in {model_dir}")
     if which == "averaged" and not weights.has_averages(store, step):
-        raise UsageError(
-            f"launcher.load: step {step} in {model_dir} has no averaged weights; train with train.ema_decay, or load "
-            "'best' or 'last'"
-        )
+        raise UsageError(f"launcher.load: step {step} in {model_dir} has no averaged weights; load 'best' or 'last'")
     return _built(model_dir, store, step, averaged=which == "averaged" or None, trust=trust)
 
 

@@ -65,18 +65,12 @@ def open_records(path: str | None, task: Any) -> Inputs:
     if path is not None and (is_pattern(path) or tf.io.gfile.isdir(path) or path.lower().endswith(IMAGE_SUFFIXES)):
         decode = task.decode_images if isinstance(task, ReadsImages) else None
         if decode is None:
-            raise UsageError(
-                f"--input={path}: {type(task).__name__} does not say how image files become its model's inputs; give "
-                "arrays, as .npy or .npz"
-            )
+            raise UsageError(f"--input={path}: {type(task).__name__} reads no image files; give a .npy or .npz")
         return Images(path, task, decode)
     if isinstance(task, ReadsLines):
         return Lines(path, task)
     if isinstance(task, ReadsImages):
-        raise UsageError(
-            f"--mode=predict: {type(task).__name__} does not answer lines of text; --input is a folder of images, a "
-            "glob, an image, or an array as .npy"
-        )
+        raise UsageError(f"--mode=predict: {type(task).__name__} takes no lines; --input is images or an array")
     return Texts(path)
 
 
@@ -84,15 +78,12 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
     is_array = input_path is not None and input_path.endswith(ARRAY_SUFFIXES)
     if is_array and (output_path is None or not output_path.endswith(ARRAY_SUFFIXES)):
         raise UsageError(
-            f"--input={input_path} is an array, and so are its answers: name them by --output=FILE.npy, or FILE.npz "
-            f"for a model of several outputs, not {output_path or 'standard output'}"
+            f"--input={input_path}: name the answers --output=FILE.npy or .npz, not {output_path or 'standard output'}"
         )
     if output_path is None:
         return
     if not is_array and output_path.endswith(ARRAY_SUFFIXES):
-        raise UsageError(
-            f"--output={output_path}: answers to --input={input_path or 'standard input'} are lines of text"
-        )
+        raise UsageError(f"--output={output_path}: answers to --input={input_path or 'standard input'} are text")
     if os.path.isdir(output_path):
         raise UsageError(f"--output={output_path} is a folder; name a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(output_path))):

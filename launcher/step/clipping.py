@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import gin
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
@@ -40,8 +41,7 @@ class Clipping:
     def __post_init__(self) -> None:
         bounds = self.bounds
         for name, bound in bounds.items():
-            if not bound > 0:
-                raise UsageError(f"Clipping.{name} = {bound}: must be more than 0")
+            check_value(f"Clipping.{name}", bound, bound > 0, "more than 0")
         if len(bounds) > 1:
             given = ", ".join(f"Clipping.{name} = {bound}" for name, bound in bounds.items())
             raise UsageError(f"gradients are clipped one way, not several: {given}; bind one of them")

@@ -23,8 +23,7 @@ def check(patterns: Sequence[str], multipliers: Mapping[str, float]) -> None:
     for pattern, multiplier in multipliers.items():
         if not (math.isfinite(multiplier) and multiplier > 0):
             raise UsageError(
-                f"{RATES}[{pattern!r}] = {multiplier}: must be a finite number above 0; {FREEZE} is for what is not "
-                "trained at all"
+                f"{RATES}[{pattern!r}] = {multiplier}: must be finite and above 0; {FREEZE} is for what is not trained"
             )
 
 

@@ -33,10 +33,7 @@ def check(overrides: Mapping[str, str]) -> None:
     checked_patterns(BINDING, overrides)
     for pattern, policy in overrides.items():
         if policy in ("float16", "bfloat16"):
-            raise UsageError(
-                f"{BINDING}[{pattern!r}] = {policy!r} would keep the weights in 16 bits, too; 'mixed_{policy}' "
-                "computes in them and keeps float32 weights"
-            )
+            raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r}: take 'mixed_{policy}', with float32 weights")
         if policy not in POLICIES:
             raise UsageError(f"{BINDING}[{pattern!r}] = {policy!r} is no policy{advice(policy, POLICIES)}")
 
@@ -97,9 +94,7 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
     if not changed:
         return None
     parts = [f"{len(found)} layers that a saved model brought in {brought}" for brought, found in changed.items()]
-    return (
-        f"{' and '.join(parts)} compute in {policy}, the policy of this run; {BINDING} gives single layers another one"
-    )
+    return f"{' and '.join(parts)} compute in {policy}; {BINDING} gives single layers another policy"
 
 
 def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:

@@ -180,7 +180,5 @@ def _matching(binding: str, item: Placed, patterns: Mapping[str, Any], value: st
     found = [one for one in patterns if re.fullmatch(one, item.path) or re.fullmatch(one, item.place)]
     if len({str(patterns[one]) for one in found}) > 1:
         kind = "layer" if isinstance(item.layer, keras.layers.Layer) else "weight"
-        raise UsageError(
-            f"{binding}: {kind} {item.path} is named by {' and by '.join(map(repr, found))}, with different {value}"
-        )
+        raise UsageError(f"{binding}: {' and '.join(map(repr, found))} give {kind} {item.path} different {value}")
     return found

@@ -183,10 +183,7 @@ class LocalPass:
         self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
         self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
         if len(self.unused) == len(variables):
-            raise UsageError(
-                "the loss depends on no trained variable: does the task's loss() call the model that it is given, and "
-                "return a loss computed from its outputs?"
-            )
+            raise UsageError("the loss depends on no trained variable: does loss() use the model that it is given?")
         return (
             [
                 tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient, variable.shape)

@@ -152,10 +152,7 @@ def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
         return FixedLossScale(scale=1.0)
     if hasattr(requested, "initial") and hasattr(requested, "update"):
         return requested
-    raise UsageError(
-        f"train.loss_scale = {requested!r}: expected 'auto', 'none', @DynamicLossScale() or @FixedLossScale() "
-        "(with the parentheses)"
-    )
+    raise UsageError(f"train.loss_scale = {requested!r}: use 'auto', 'none', @DynamicLossScale() or @FixedLossScale()")
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:

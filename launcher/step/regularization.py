@@ -13,6 +13,7 @@ import gin
 import keras
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.errors import UsageError
 from launcher.step.layers import owners
 
@@ -40,18 +41,14 @@ class Penalty:
     def __post_init__(self) -> None:
         for kind, rates in (("l2", self.l2), ("l1", self.l1)):
             for layer_type, rate in rates.items():
-                if not rate >= 0:
-                    raise UsageError(f"penalty.{kind}[{layer_type!r}] = {rate}: must be 0 or more")
+                check_value(f"penalty.{kind}[{layer_type!r}]", rate, rate >= 0, "0 or more")
 
     def check(self, model: keras.Model) -> None:
         """Raises UsageError for a layer type that the model does not have, naming those it has."""
         known = {layer_type for _, types in _penalised(model) for layer_type in types}
         for layer_type in (*self.l2, *self.l1):
             if layer_type not in known:
-                raise UsageError(
-                    f"penalty names layers of type {layer_type!r}, but {model.name} has kernels only in "
-                    f"{', '.join(sorted(known))}"
-                )
+                raise UsageError(f"penalty: no {layer_type!r} in {model.name}, but {', '.join(sorted(known))}")
 
     def __call__(self, model: keras.Model) -> tf.Tensor:
         """The penalty as a float32 scalar."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import keras
@@ -152,10 +153,7 @@ class Trainer:
         UsageError where the step is the model's own.
         """
         if isinstance(self.optimizer, Optimizers):
-            raise UsageError(
-                "the model has a train_step of its own, in which there is no loss whose gradients could be looked at; "
-                "for a precision report, write a task with that loss, see docs/own_task.md"
-            )
+            raise UsageError("a model's own train_step cannot be looked into: write a task, see docs/own_task.md")
         assigned = {id(variable) for variable in self.statistics}
         pairs = zip(self.model.weights, model.weights, strict=True)
         return ReplicaStep(
@@ -214,28 +212,21 @@ class Trainer:
         start = self.step if start_step is None else start_step
         if self._engine is None:
             return self.batches_at_home(data, start)
-        rows = rows_of_replica(data, self.config.global_batch_size, self.num_replicas, self.config.microbatches)
-        batches = self._engine.distribute(
-            data.train_batches,
-            global_batch_size=self.config.global_batch_size,
-            rows=rows,
-            seed=self.config.seed,
-            start_step=start,
-            left_out=self.left_out,
-        )
-        return exit_barrier.keep(iter(batches))
+        return self._batches(self._engine.distribute, self.num_replicas, data, start)
 
     def batches_at_home(self, data: Data, start_step: int) -> Iterator:
         """The same batches for what runs in TensorFlow on the strategy's replicas, whatever runs the steps."""
-        replicas, microbatches = self.strategy.num_replicas_in_sync, self.config.microbatches
-        batches = distribute_batches(
-            self.strategy,
+        distribute = functools.partial(distribute_batches, self.strategy)
+        return self._batches(distribute, self.strategy.num_replicas_in_sync, data, start_step)
+
+    def _batches(self, distribute: Callable[..., Iterable], replicas: int, data: Data, start_step: int) -> Iterator:
+        batches = distribute(
             data.train_batches,
             global_batch_size=self.config.global_batch_size,
+            rows=rows_of_replica(data, self.config.global_batch_size, replicas, self.config.microbatches),
             seed=self.config.seed,
             start_step=start_step,
             left_out=self.left_out,
-            rows=rows_of_replica(data, self.config.global_batch_size, replicas, microbatches),
         )
         return exit_barrier.keep(iter(batches))
 

@@ -70,10 +70,7 @@ class Workers:
         """
         mine = step + ((zlib.crc32(repr(left_out.ranges).encode()) & 0xFFFFF) << 30)
         if self.are_several and int(self._total(np.int64(mine))) != mine * self._count:
-            raise PeerError(
-                f"this worker restored step {step}, another worker a different one, or with other batches left out; "
-                "is --model_dir one directory that all workers share? Run the same command again"
-            )
+            raise PeerError(f"another worker did not restore step {step}: share one --model_dir, and run it again")
 
 
 def _sum(value: tf.Tensor) -> tf.Tensor:

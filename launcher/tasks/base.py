@@ -212,9 +212,7 @@ class Served(NamedTuple):
 def check_builder(binding: str, model: Callable[..., Any], example: str) -> None:
     """Raises UsageError unless a bound model is a builder, which is called later, under the strategy's scope."""
     if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
-        raise UsageError(
-            f"{binding} must be a reference without parentheses, such as {example}, got {type(model).__name__}"
-        )
+        raise UsageError(f"{binding} must be a reference without parentheses, such as {example}")
 
 
 _NOT_OF_USERS = ("builtins", "keras", "launcher", "tensorflow")
@@ -233,10 +231,7 @@ def complete(task: Any) -> Task:
     for name, arguments in (("data", ()), ("model", ()), ("loss", ("model", "batch", "training"))):
         method = getattr(task, name, None)
         if not callable(method) or getattr(method, "__func__", None) is vars(Task)[name]:
-            raise UsageError(
-                f"train.task = {task!r} is not a task: it has no method {name}(). "
-                "Bind an object, with parentheses: train.task = @image_classification()"
-            )
+            raise UsageError(f"train.task = {task!r} has no method {name}(): bind @image_classification() or another")
         try:
             inspect.signature(method).bind(*arguments)
         except TypeError:
@@ -254,10 +249,7 @@ def complete(task: Any) -> Task:
         try:
             object.__setattr__(task, name, types.MethodType(default, task) if callable(default) else default)
         except AttributeError:
-            raise UsageError(
-                f"train.task = {task!r}: attributes cannot be added to it; have its class inherit "
-                "launcher.tasks.base.Task"
-            ) from None
+            raise UsageError(f"{task!r} takes no attributes; have it inherit launcher.tasks.base.Task") from None
     return cast(Task, task)
 
 
@@ -273,10 +265,7 @@ def _check_spelling(task: Any) -> None:
         offered |= members if members & present else set()
     for name in sorted(name for name in written - offered if not name.startswith("_")):
         if (close := nearest(name, offered - present, cutoff=_MISSPELT)) is not None:
-            raise UsageError(
-                f"train.task: nothing asks {type(task).__name__} for its {name!r}; did you mean {close!r}? "
-                f"If it is of your own, call it '_{name}'"
-            )
+            raise UsageError(f"train.task: nothing asks for {name!r}; did you mean {close!r}? Else call it '_{name}'")
 
 
 def open_data(task: Task) -> Data:

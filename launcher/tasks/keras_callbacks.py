@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from launcher.config.bound_types import check_value
 from launcher.errors import UsageError
 
 _BACKUP, _CHECKPOINT, _EVENTS = (
@@ -55,12 +56,8 @@ def epochs_of_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> tup
         raise UsageError(f"initial_epoch = {initial_epoch!r}: must be the number of an epoch, 0 or more")
     numbers = [validation_freq] if isinstance(validation_freq, int) else validation_freq
     if not isinstance(numbers, list | tuple | set | range) or not all(isinstance(n, int) and n > 0 for n in numbers):
-        raise UsageError(
-            f"validation_freq = {validation_freq!r}: must be a number of epochs, or a list of the epochs after which "
-            "to evaluate, counted from 1"
-        )
-    if verbose not in ("auto", 0, 1, 2):
-        raise UsageError(f"verbose = {verbose!r}: must be 0 (show nothing), 1, 2 or 'auto'")
+        raise UsageError(f"validation_freq = {validation_freq!r}: must be a number of epochs, or a list from 1 on")
+    check_value("verbose", verbose, verbose in ("auto", 0, 1, 2), "0 (show nothing), 1, 2 or 'auto'")
     frequency = validation_freq if isinstance(validation_freq, int) else tuple(numbers)
     return initial_epoch, frequency, 1 if verbose == "auto" else int(verbose)
 

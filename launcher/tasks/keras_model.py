@@ -258,9 +258,7 @@ class KerasTask(Task):
         assert self._model is not None
         if self._own is not None:
             if not (uses := self._own.uses()):
-                raise UsageError(
-                    f"{defined_at(self._build)}: train_step applies no Keras optimizer, so it trains nothing"
-                )
+                raise UsageError(f"{defined_at(self._build)}: train_step applies no Keras optimizer")
             return Optimizers(uses)
         found, weights = self._model.optimizer, self._model.trainable_variables
         if isinstance(found, keras.optimizers.LossScaleOptimizer):  # compile's own doing under mixed_float16
@@ -448,7 +446,4 @@ def _check_reductions(model: keras.Model, where: str) -> None:
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", _REDUCTIONS[0])
         if isinstance(loss, keras.losses.Loss) and reduction not in _REDUCTIONS:
-            raise UsageError(
-                f"{where}: loss {loss.name!r} has reduction={reduction!r}, which depends on how a batch is divided; "
-                f"leave it at {_REDUCTIONS[0]!r}"
-            )
+            raise UsageError(f"{where}: loss {loss.name!r} has reduction={reduction!r}; leave it at {_REDUCTIONS[0]!r}")

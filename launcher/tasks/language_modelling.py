@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import greedy, sample, without
-from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Served, check_builder
 from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
@@ -51,17 +51,11 @@ class LanguageModelling(TextTask):
         sampling_seed: int = 0,
     ):
         check_builder("language_modelling.model", model, "@language_model")
-        if not 0 <= label_smoothing < 1:
-            raise UsageError(f"language_modelling.label_smoothing = {label_smoothing}: must be in [0, 1)")
-        if not 1 <= max_new_tokens < data.length:
-            raise UsageError(
-                f"language_modelling.max_new_tokens = {max_new_tokens}: must be from 1 to "
-                f"text_corpus.length - 1 = {data.length - 1}"
-            )
-        if not 0 <= temperature < math.inf:
-            raise UsageError(f"language_modelling.temperature = {temperature}: must be 0 or more")
-        if not 0 < top_p <= 1:
-            raise UsageError(f"language_modelling.top_p = {top_p}: must be in (0, 1]")
+        check_value("language_modelling.label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "in [0, 1)")
+        most = data.length - 1
+        check_value("language_modelling.max_new_tokens", max_new_tokens, 1 <= max_new_tokens <= most, f"1 to {most}")
+        check_value("language_modelling.temperature", temperature, 0 <= temperature < math.inf, "0 or more")
+        check_value("language_modelling.top_p", top_p, 0 < top_p <= 1, "in (0, 1]")
         super().__init__(data, model, "text_corpus.vocab_size")
         self._label_smoothing = label_smoothing
         self._max_new_tokens = max_new_tokens

@@ -68,10 +68,7 @@ def model_sums(
             # All at once, and by a product of 16 bits, which the model would not know to be compiled.
             split = Split(narrow=training and pieces.accelerator == "tpu")
     elif pieces.forced:
-        raise UsageError(
-            f"train.loss_chunks = {pieces.pieces}: the model gives logits only; it needs output_matrix(), and logits = "
-            "False among the arguments of its call(). Bind 'auto', or 1 for whole logits"
-        )
+        raise UsageError(f"train.loss_chunks = {pieces.pieces}: the model has no output_matrix(); bind 'auto' or 1")
     if head is None or split is None:
         logits = model(batch, training=training)
         return token_sums(logits, targets, batch["weight"], label_smoothing=label_smoothing)
@@ -153,10 +150,7 @@ class TextTask(Task):
             raise UsageError(f"assets/{VOCABULARY} is missing beside the checkpoints; train again, or put it back")
         vocabulary, size = Vocabulary(assets[VOCABULARY]), self._data.vocab_size
         if vocabulary.size != size:
-            raise UsageError(
-                f"{self._size_binding} = {size}, but the vocabulary kept with the weights has {vocabulary.size} "
-                "tokens; use the recipe that trained them"
-            )
+            raise UsageError(f"{self._size_binding} = {size}: must be {vocabulary.size}, as the weights have it")
         self.vocabulary = vocabulary
 
 

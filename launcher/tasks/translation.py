@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value, one_of
 from launcher.data.pipeline import Shard
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
@@ -57,19 +58,12 @@ class Translation(TextTask):
         decode_examples: int | None = 500,
     ):
         check_builder("translation.model", model, "@transformer")
-        if not 0 <= label_smoothing < 1:
-            raise UsageError(f"translation.label_smoothing = {label_smoothing}: must be in [0, 1)")
-        if beam_size < 1:
-            raise UsageError(f"translation.beam_size = {beam_size}: must be 1 or more")
-        if not length_penalty >= 0:
-            raise UsageError(f"translation.length_penalty = {length_penalty}: must be 0 or more")
-        if decode not in DECODE:
-            raise UsageError(f"translation.decode = {decode!r}: must be one of {', '.join(map(repr, DECODE))}")
+        check_value("translation.label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "in [0, 1)")
+        check_value("translation.beam_size", beam_size, beam_size >= 1, "1 or more")
+        check_value("translation.length_penalty", length_penalty, length_penalty >= 0, "0 or more")
+        check_value("translation.decode", decode, decode in DECODE, one_of(DECODE))
         if decode_examples is not None and decode_examples < 1:
-            raise UsageError(
-                f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all; "
-                "translation.decode = 'never' translates none"
-            )
+            raise UsageError(f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all")
         super().__init__(data, model, "text_pairs.vocab_size")
         self._label_smoothing = label_smoothing
         self._beam_size = beam_size
@@ -177,8 +171,5 @@ def _sacrebleu(binding: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "sacrebleu":
             raise
-        raise UsageError(
-            f"{binding} needs sacrebleu, which is not installed: {installation.command('text')}; "
-            "translation.decode = 'never' does without"
-        ) from None
+        raise UsageError(f"{binding} needs sacrebleu: {installation.command('text')}") from None
     return sacrebleu.metrics

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import gin
 
 from launcher.config import gin_bindings
-from launcher.config.bound_types import check_least
+from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.errors import UsageError
 from launcher.machine.jax_devices import KIND
 
@@ -134,10 +134,8 @@ class VerifySettings:
 
     def __post_init__(self) -> None:
         check_least("verify", self, steps=1)
-        if not self.timeout_seconds > 0:
-            raise UsageError(f"verify.timeout_seconds = {self.timeout_seconds}: must be more than 0")
-        if self.devices not in DEVICES:
-            raise UsageError(f"verify.devices = {self.devices!r}: expected one of {', '.join(DEVICES)}")
+        check_value("verify.timeout_seconds", self.timeout_seconds, self.timeout_seconds > 0, "more than 0")
+        check_value("verify.devices", self.devices, self.devices in DEVICES, one_of(DEVICES))
         for name in ("replicas", "workers", "microbatches"):
             if any(count < 2 for count in _counts(getattr(self, name))):
                 raise UsageError(f"verify.{name} = {getattr(self, name)}: each must be 2 or more, or () for none")

@@ -130,13 +130,11 @@ class Verification:
         )
         if bad := not_finite(baseline):
             raise TrainingError(
-                f"one replica, which all is compared with, trains to values that are not finite ({bad}); lower the "
-                "learning rate or the steps that are verified (verify.steps)"
+                f"one replica trains to values that are not finite ({bad}); lower the learning rate or verify.steps"
             )
         if not baseline.finite.any():
             raise TrainingError(
-                f"one replica, which all is compared with, skipped all {self.steps} steps because its gradients were "
-                "not finite, so there is nothing to compare; raise verify.steps or lower the initial loss scale"
+                f"one replica skipped all {self.steps} steps; raise verify.steps or lower the initial loss scale"
             )
         return baseline
 

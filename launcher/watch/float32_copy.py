@@ -54,7 +54,4 @@ def _check_same(source: keras.Model, copy: keras.Model) -> None:
         differences.append((str(len(before)), f"{len(now)} variables"))
     if differences:
         was, built = differences[0]
-        raise UsageError(
-            f"the task's model() built {built} where it had built {was} before: to compare precisions, it must build "
-            "the same model each time it is called"
-        )
+        raise UsageError(f"the task's model() built {built} and before it {was}: it must build the same each time")

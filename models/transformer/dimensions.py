@@ -73,10 +73,7 @@ def check_length(tokens: tf.Tensor, max_length: int) -> None:
     """Refuses rows [batch, length] that are longer than the model was made for."""
     length = tokens.shape[1]
     if length is not None and length > max_length:
-        raise ValueError(
-            f"Rows of {length} tokens are longer than the model's max_length = {max_length}. Make it larger, or the "
-            "rows shorter."
-        )
+        raise ValueError(f"Rows of {length} tokens are longer than the model's max_length = {max_length}.")
 
 
 def check_steps(steps: int, max_length: int) -> None:

@@ -182,9 +182,9 @@ def test_an_int_parameter_takes_ints_alone(value):
     [
         ("slow_decent.rate = 1.0", "nothing is named 'slow_decent'; did you mean 'slow_descent'?"),
         ("job.optimizer = @fast_decent", "nothing is named 'fast_decent'; did you mean 'fast_descent'?"),
-        ("job.stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
-        ("job.hidden = 3", "job has no parameter 'hidden' to bind"),
-        ("job:\n  stepz = 3", "job has no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("job.stepz = 3", "no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ("job.hidden = 3", "no parameter 'hidden' to bind"),
+        ("job:\n  stepz = 3", "no parameter 'stepz' to bind; did you mean 'steps'?"),
         ("learning = 1.0\njob.rate = %lerning", "macro %lerning is not defined; did you mean 'learning'?"),
         ("job.rate = %zzz", "macro %zzz is not defined"),
         ("job.rate = %first\nfirst = %second\nsecond = %first", "in a circle: first -> second -> first"),
@@ -323,7 +323,7 @@ def test_of_a_foreign_folder_no_module_is_run_by_whatever_path_it_is_found(
     monkeypatch.setattr(sys, "path", ["", str(folder), str(folder / "runs"), *sys.path])
     before = set(sys.modules)
     try:
-        with pytest.raises(UsageError, match=r"runs/foreign.*, whose Python is run only with trust=True"):
+        with pytest.raises(UsageError, match=r"runs/foreign.*; trust=True would run it"):
             gin_bindings.load([str(folder / "runs/foreign/config.gin")], foreign=str(folder / "runs/foreign"))
     finally:
         for name in set(sys.modules) - before:

@@ -185,10 +185,10 @@ def test_features_of_another_name_are_read(tmp_path):
     name, features = f"tfrecord:{pattern}", {"image": "image_raw", "label": "label"}
     assert len(everything(made(image_data, name=name, num_classes=3, features=features))["label"]) == ALL
     with pytest.raises(
-        UsageError, match=r"record 0 of .*no feature 'image/encoded', but .*; bind record_images.features = \{'image'"
+        UsageError, match=r"record 0 of .*no feature 'image/encoded' but .*; bind record_images.features"
     ):
         made(image_data, name=name, num_classes=3)
-    with pytest.raises(UsageError, match=r"features = .* must name the features of 'image', 'label' or both"):
+    with pytest.raises(UsageError, match=r"features = .* must name 'image', 'label' or both"):
         made(image_data, name=name, num_classes=3, features={"picture": "image_raw"})
 
 
@@ -312,7 +312,7 @@ def test_a_file_that_only_the_decoder_finds_damaged_is_named(tmp_path, in_memory
 
 def test_what_does_not_fit_a_set_is_refused(written):
     for options, words in (
-        ({"name": written["folder"], "eval_share": 1.5}, r"eval_share = 1\.5 must be"),
+        ({"name": written["folder"], "eval_share": 1.5}, r"eval_share = 1\.5: must be"),
         ({"name": written["folder"], "eval_split": "val"}, "needs folder_images.train_split"),
         ({"name": written["folder"], "train_split": "ahs"}, "did you mean 'ash'"),
         ({"name": written["folder"], "channels": 4}, "must be 1 or 3"),

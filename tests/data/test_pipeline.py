@@ -248,7 +248,7 @@ def test_a_shard_knows_its_batch_sizes():
 
 
 def test_a_global_batch_that_replicas_cannot_share_is_refused():
-    with pytest.raises(UsageError, match="10 cannot be divided evenly over 4"):
+    with pytest.raises(UsageError, match="10: choose a multiple of 4"):
         Shard(global_batch_size=10, num_replicas=4, first_replica=0, local_replicas=4, seed=0)
 
 

@@ -40,7 +40,7 @@ def test_a_hostfile_has_a_host_a_line_with_its_slots(tmp_path):
         ("a,,b", None, r"'' is not a host"),
         ("a:2", None, r"'a:2' is not a host; write NAME or USER@NAME"),
         ("a,me@a", None, r"'a' is named twice"),
-        ("a,b", 3, r"--workers=3: 2 hosts .* a multiple of 2"),
+        ("a,b", 3, r"--workers=3: .* a multiple of the 2 hosts"),
         ("a,b", 1, r"--workers=1"),
     ],
 )
@@ -89,7 +89,7 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh"], ["--hosts", "--hostfile"]),
         (["--backend=ssh", "--hosts=a", "--hostfile=f"], ["--hosts=a", "--hostfile=f", "one of them"]),
         (["--backend=ssh", "--hostfile=/no/file"], ["--hostfile=/no/file", "No such file"]),
-        (["--backend=ssh", "--hosts=a,b", "--workers=3"], ["--workers=3", "multiple of 2"]),
+        (["--backend=ssh", "--hosts=a,b", "--workers=3"], ["--workers=3", "multiple of the 2"]),
         (["--backend=ssh", "--hosts=a", "--ssh_command=/no/ssh"], ["/no/ssh", "--ssh_command"]),
         (["--backend=ssh", "--hosts=a", "--ssh_command=ssh 'x"], ["--ssh_command=ssh 'x", "quot"]),
         (["--backend=ssh", "--hosts=a", "--connect_timeout=0"], ["--connect_timeout=0"]),

@@ -27,5 +27,5 @@ def test_a_port_that_somebody_listens_on_is_not_free(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
-        with pytest.raises(UsageError, match="1 workers on one host need a port each, and 0 of"):
+        with pytest.raises(UsageError, match="1 workers need a port each, and 0 are free"):
             ports.free_ports(1)

@@ -29,7 +29,7 @@ def test_versions_of_vendors_are_read(version, number):
 @pytest.mark.parametrize(
     ("module", "version", "message"),
     [
-        (tf, "2.15.1", r"TensorFlow 2\.15\.1 is installed, and Launcher needs 2\.16 or later: .*cpu"),
+        (tf, "2.15.1", r"TensorFlow 2\.15\.1 is before 2\.16: .*cpu"),
         (keras, "3.3.2", r"Keras 3\.3\.2 is installed, and Launcher needs 3\.8 or later: .*install 'keras>=3\.8'"),
         (keras, "2.15.0", r"Keras 2\.15\.0 is installed"),
     ],

@@ -316,7 +316,7 @@ def test_synchronized_on_one_replica_is_local():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"synchronized": True, "group_size": 32}, "either synchronized over all replicas or .* group_size=32"),
+        ({"synchronized": True, "group_size": 32}, "synchronized or in groups of group_size=32"),
         ({"group_size": 0}, "group_size must be at least 1, .* and is 0"),
         ({"momentum": 1.5}, "momentum must lie between 0 and 1, and is 1.5"),
         ({"epsilon": 0.0}, "epsilon must be greater than 0, and is 0.0"),

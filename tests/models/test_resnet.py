@@ -182,7 +182,7 @@ def test_normalisation_settings_reach_every_layer():
         ({"depth": 20, "stem": "7x7"}, "ResNet-20 .* 3x3 stem"),
         ({"image_shape": (8, 8)}, r"image_shape must be \(height, width, channels\).* \(8, 8\)"),
         ({"num_classes": 0}, "num_classes must be at least 1, and is 0"),
-        ({"norm_group_size": 4, "synchronized_norm": True}, "either synchronized"),
+        ({"norm_group_size": 4, "synchronized_norm": True}, "is synchronized or"),
     ],
 )
 def test_impossible_networks_are_refused(arguments, message):

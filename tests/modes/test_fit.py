@@ -293,7 +293,7 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
         ({"train": tf.data.Dataset.from_tensor_slices((X, LABEL)).batch(8).repeat()}, "steps_per_epoch"),
         ({"validation_split": 1.5}, "validation_split = 1.5"),
         ({"batch_norm": "keras"}, "train.batch_norm = 'keras': must be one of 'auto', 'global', 'local'"),
-        ({"build": not_built_yet, "batch_norm": "local"}, "sequential has no batch normalisation; leave the binding"),
+        ({"build": not_built_yet, "batch_norm": "local"}, "sequential has no batch normalisation; leave it out"),
         ({"build": lambda: classifier(loss=keras.losses.MeanSquaredError(reduction="sum"))}, "reduction='sum'"),
     ],
 )

@@ -329,7 +329,7 @@ def test_a_models_preprocessor_is_mapped_over_the_data(is_dataset, two, tmp_path
         ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad to"),
         (
             {"train": tf.data.Dataset.from_tensors((tf.ragged.constant([[1], [1, 2]]), Y[:2]))},
-            "x of .* is ragged: make",
+            "x of .* is ragged: have",
         ),
         ({"train": ([[1, 2], [3]], [0, 1])}, "training x: lists of numbers must be of one length"),
         ({"train": iter([(X, Y)])}, "does not say how many batches it has: say so with steps_per_epoch"),

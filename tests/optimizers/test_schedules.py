@@ -85,7 +85,7 @@ def test_steps_may_be_whole_numbers(step):
         (lambda: schedules.linear(peak=1.0, final=2.0), "linear.final = 2.0"),
         (lambda: schedules.cosine(peak=1.0, warmup_steps=-1), "cosine.warmup_steps = -1"),
         (lambda: schedules.cosine(peak=1.0, warmup_fraction=1.0), "cosine.warmup_fraction = 1.0"),
-        (lambda: schedules.cosine(peak=1.0, warmup_fraction=0.1, warmup_steps=5), "bind one of them"),
+        (lambda: schedules.cosine(peak=1.0, warmup_fraction=0.1, warmup_steps=5), "bind one"),
         (lambda: schedules.cosine(peak=1.0, decay_steps=0), "cosine.decay_steps = 0"),
         (lambda: schedules.linear(peak=1.0, decay_steps=5, warmup_steps=5), "linear.decay_steps = 5"),
         (lambda: schedules.step_decay(peak=1.0, boundaries=()), "step_decay.boundaries = ()"),

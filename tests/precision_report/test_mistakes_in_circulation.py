@@ -120,7 +120,7 @@ def test_bfloat16_is_for_tpus_and_mixed_float16_there_is_warned_of(on_tpu):
     assert on_tpu().notes == ()
     assert on_tpu().loss_scale == precision.FixedLossScale(scale=1.0), "bfloat16 needs no scale"
     (note,) = on_tpu(precision="mixed_float16").notes
-    assert "multiply in bfloat16" in note and "train.precision = 'mixed_bfloat16'" in note
+    assert "multiplies in bfloat16" in note and "train.precision = 'mixed_bfloat16'" in note
 
 
 def test_memory_growth_is_a_switch_and_a_memory_limit_another_setting():

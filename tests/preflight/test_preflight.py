@@ -223,7 +223,7 @@ def test_search_compiles_with_each_knob(preflight):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "say what to compile for, such as --tpu_type=v5litepod-256"),
+        ((), "add what to compile for, as --tpu_type=v5litepod-256"),
         (("--tpu_type=v5e-4",), "did you mean 'v5litepod-4'"),
         (("--tpu_type=v5litepod-7",), "the nearest is v5litepod-8"),
         (
@@ -233,7 +233,7 @@ def test_search_compiles_with_each_knob(preflight):
         (("--tpu_type=v5litepod-4", "--preflight_batch_sizes=many"), "'many' is no whole number above 0"),
         (
             ("--tpu_type=v5litepod-4", "--largest_batch", "--preflight_search"),
-            "--preflight_search is of no use with it",
+            "--preflight_search out",
         ),
         (("--tpu_type=v5litepod-4", "--preflight_timeout=0"), "--preflight_timeout=0: must be more than 0 seconds"),
         (("--tpu_type=v5litepod-4", "--tpu=local"), "--tpu=local: --mode=preflight compiles for what --tpu_type"),

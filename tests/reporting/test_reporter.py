@@ -152,5 +152,5 @@ def test_a_summary_that_fails_ends_only_a_run_that_had_not_failed(
     reporter = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO())
     reporter.finish({**SUMMARY, "status": "failed", "exit_code": EXIT_FAILED})
     assert "Could not write" in caplog.text
-    with pytest.raises(SummaryWriteError, match=r"summary\.json.*run the same command again"):
+    with pytest.raises(SummaryWriteError, match=r"summary\.json.*run it again"):
         reporter.finish(SUMMARY)

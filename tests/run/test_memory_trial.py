@@ -147,12 +147,12 @@ def test_where_nothing_fits_the_batch_is_refused(planned, monkeypatch, bindings,
 def test_a_tpu_is_left_to_preflight(planned):
     plan = planned(MICROBATCHES, REMATERIALIZE)
     tpu = dataclasses.replace(plan, strategy=dataclasses.replace(plan.strategy, kind="tpu", accelerator="tpu"))
-    with pytest.raises(UsageError, match="let --mode=preflight find what fits by compiling, and bind that"):
+    with pytest.raises(UsageError, match="let --mode=preflight find it, and bind that"):
         memory_trial.decide(tpu, gin_files=["any.gin"], gin_params=[])
 
 
 def test_a_call_of_fit_that_no_other_process_can_make_is_refused(planned):
-    with pytest.raises(UsageError, match=r"train.microbatches = 'auto': .* give the program as --gin_file=PROGRAM.py"):
+    with pytest.raises(UsageError, match=r"train.microbatches = 'auto': .* give --gin_file=PROGRAM.py"):
         memory_trial.decide(planned(MICROBATCHES), gin_files=[], gin_params=[])
 
 

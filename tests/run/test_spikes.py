@@ -199,8 +199,8 @@ def test_a_spike_is_noted_or_ends_the_run(recipe, tmp_path, capsys):
         (["Spikes.action = 'rewnd'"], "Spikes.action = 'rewnd': must be one of 'note', 'skip', 'stop', 'rewind'"),
         (["Spikes.loss_factor = 0.5"], "Spikes.loss_factor = 0.5: must be more than 1"),
         (["Spikes.window = 1"], "Spikes.window = 1: must be 10 or more"),
-        (["Spikes.rewind_checkpoints = 6"], "but Checkpoints.keep = 5"),
-        (["train.skip_batches = [(5, 3)]"], "(5, 3) is not a first and a last batch"),
+        (["Spikes.rewind_checkpoints = 6"], "Checkpoints.keep = 5"),
+        (["train.skip_batches = [(5, 3)]"], "(5, 3) must be a first and a last batch"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(recipe, tmp_path, texts, message, capsys):

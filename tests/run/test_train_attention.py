@@ -75,7 +75,7 @@ def test_a_model_without_attention_has_no_line(dry_run):
         (
             "resnet_cpu.gin",
             "blocks",
-            "train.attention = 'blocks': resnet8 has no attention layer of models.transformer",
+            "train.attention = 'blocks': only for attention of models.transformer",
         ),
     ],
 )

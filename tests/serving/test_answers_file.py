@@ -31,5 +31,5 @@ def test_what_an_attempt_left_is_gone_before_and_after_the_next(tmp_path):
 
 def test_one_npy_file_does_not_hold_two_outputs(tmp_path):
     output = answers_file.AnswerArrays(tmp_path, "out.npy", 2)
-    with pytest.raises(UsageError, match=r"has the outputs one, two; name a \.npz file"):
+    with pytest.raises(UsageError, match=r"name a \.npz file for one, two"):
         output.append({"one": np.zeros(2), "two": np.zeros(2)})

@@ -111,8 +111,8 @@ def test_an_array_that_does_not_fit_the_model(launched, tmp_path, name):
         ("folder", "y", "there is no image among its 1 files"),
         ("text", "y", "does not answer lines of text"),
         ("junk.npy", "y.npy", "is no .npy file of numbers or strings"),
-        ("junk.npy", "y.jsonl", "is an array, and so are its answers"),
-        ("folder", "y.npy", "are lines of text"),
+        ("junk.npy", "y.jsonl", "name the answers"),
+        ("folder", "y.npy", "are text"),
         ("folder", "folder", "is a folder; name a file"),
     ],
 )

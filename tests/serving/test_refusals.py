@@ -62,9 +62,9 @@ def test_a_prediction_among_several_workers(flags, capsys, tmp_path, monkeypatch
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     said = refused(capsys, *flags, "--mode=predict", f"--input={tmp_path}/lines", "--strategy=multi_worker")
-    assert "in one process, and here are 2 process(es)" in said
+    assert "in one process, and here are 2" in said
 
 
 def test_a_task_that_reads_no_lines(capsys, tmp_path):
     flags = ("launcher", "--gin_file=resnet_cpu.gin", f"--model_dir={tmp_path}/run", "--mode=predict")
-    assert "ImageClassification does not answer lines" in refused(capsys, *flags)
+    assert "ImageClassification takes no lines" in refused(capsys, *flags)

@@ -193,7 +193,7 @@ def test_dtypes_that_meet_unreconciled_are_the_users_mistake_and_say_so() -> Non
     [
         ({"mixing(": "float32"}, r"'mixing\(' is no regular expression: missing \)"),
         ({".*": "mixed_float61"}, "'mixed_float61' is no policy; did you mean 'mixed_float16'"),
-        ({".*": "float16"}, "'mixed_float16' computes in them and keeps float32 weights"),
+        ({".*": "float16"}, "take 'mixed_float16'"),
         ({"mixing/atention": "float32"}, "matches the whole path of no layer of own; did you mean 'mixing/attention'"),
         ({"(query|dense)": "float32"}, r"did you mean '\.\*/\(query\|dense\)'"),
         (

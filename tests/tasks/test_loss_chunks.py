@@ -297,14 +297,14 @@ def test_a_model_of_ones_own_that_gives_logits_trains_whole_and_refuses_pieces()
     assert loss > 0
     with (
         using(LossChunks(pieces=8)),
-        pytest.raises(UsageError, match=r"train\.loss_chunks = 8: the model gives logits only; it needs output_matrix"),
+        pytest.raises(UsageError, match=r"train\.loss_chunks = 8: the model has no output_matrix"),
     ):
         text.model_sums(logits_only, batch, batch["targets"], training=True)
 
 
 @pytest.mark.parametrize(
     ("pieces", "says"),
-    [(2, r"train\.loss_chunks = 2: GivenTask has no loss over a vocabulary"),
+    [(2, r"train\.loss_chunks = 2: only a task of text"),
      (0, r"train\.loss_chunks = 0: must be 1 or more")],
 )  # fmt: skip
 def test_pieces_of_a_task_without_a_vocabulary_are_refused(pieces, says):

@@ -44,7 +44,7 @@ def test_objects_of_any_kind_are_tasks():
     assert complete(types.SimpleNamespace(**methods)).callbacks() == ()
     assert complete(dataclasses.make_dataclass("Frozen", [], bases=(Three,), frozen=True)()).callbacks() == ()
     slotted = type("Slotted", (), {"__slots__": (), **{name: vars(Three)[name] for name in methods}})
-    with pytest.raises(UsageError, match=r"have its class inherit launcher.tasks.base.Task"):
+    with pytest.raises(UsageError, match=r"have it inherit launcher.tasks.base.Task"):
         complete(slotted())
 
 
@@ -81,7 +81,7 @@ def test_what_stands_for_another_task_has_what_that_one_has():
     ],
 )
 def test_a_name_that_is_nearly_one_of_a_tasks_is_refused_with_the_right_one(base, name, value, meant):
-    with pytest.raises(UsageError, match=f"Own for its '{name}'; did you mean '{meant}'.*call it '_{name}'"):
+    with pytest.raises(UsageError, match=f"asks for '{name}'; did you mean '{meant}'.*call it '_{name}'"):
         complete(type("Own", (base,), {name: value})())
     complete(type("Own", (base,), {f"_{name}": value})())
 

@@ -164,7 +164,7 @@ def test_a_replica_of_padding_alone_changes_nothing(kind):
         (pairs_task, {"decode": "sometimes"}, "translation.decode = 'sometimes': must be"),
         (pairs_task, {"decode_examples": 0}, "translation.decode_examples = 0"),
         (corpus_task, {"label_smoothing": -0.1}, "language_modelling.label_smoothing = -0.1"),
-        (corpus_task, {"max_new_tokens": 5}, "from 1 to text_corpus.length - 1 = 4"),
+        (corpus_task, {"max_new_tokens": 5}, "must be 1 to 4"),
         (corpus_task, {"temperature": -1.0}, "language_modelling.temperature = -1.0"),
         (corpus_task, {"top_p": 0.0}, "language_modelling.top_p = 0.0"),
     ],

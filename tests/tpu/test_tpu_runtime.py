@@ -53,7 +53,7 @@ def test_local_on_a_host_of_a_pod_is_refused_by_what_the_machine_itself_knows(me
     })  # fmt: skip
     with pytest.raises(UsageError, match=r"host 1 of the TPU pod of 2 hosts, which 'local' cannot reach.*--tpu=NODE"):
         tpu.connect("local", 4)
-    with pytest.raises(UsageError, match="host 1 of the TPU pod of 2 hosts: run the program on host 0 only"):
+    with pytest.raises(UsageError, match="host 1 of the TPU pod of 2 hosts: run it on host 0 only"):
         tpu.connect("my-pod", 8)
 
 
@@ -135,7 +135,7 @@ def test_a_cloud_that_does_not_answer_says_no_version(monkeypatch):
     [
         ("resnet_cpu.gin", "mixed_bfloat16", None),
         ("lm_tpu.gin", "mixed_bfloat16", None),
-        ("transformer_big_wmt.gin", "mixed_float16", "multiply in bfloat16"),
+        ("transformer_big_wmt.gin", "mixed_float16", "multiplies in bfloat16"),
     ],
 )
 def test_on_a_tpu_the_default_is_bfloat16_and_nothing_is_compiled_by_itself(recipe, policy, note):

@@ -42,9 +42,7 @@ def load() -> tuple[Arrays, Arrays]:
 def _path() -> Path:
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
-        raise UsageError(
-            f"image_data.name = 'digits' needs scikit-learn, which is not installed: {installation.command('demo')}"
-        )
+        raise UsageError(f"image_data.name = 'digits' needs scikit-learn: {installation.command('demo')}")
     path = Path(found.submodule_search_locations[0]) / "datasets/data/digits.csv.gz"
     if not path.exists():
         raise UsageError(f"image_data.name = 'digits': scikit-learn has no {path}, where 1.7 and 1.9 have it")

@@ -149,8 +149,7 @@ def folder_images(
     if eval_root is not None:
         if eval_classes := set(_classes(eval_root)) ^ set(classes):
             raise UsageError(
-                f"{train_root} and {eval_root} must have the same class folders; only one of them has "
-                f"{choices(eval_classes)}"
+                f"only one of {train_root} and {eval_root} has the classes {choices(eval_classes)}; give both the same"
             )
         evaluation, more = _images(eval_root, classes)
         others += more
@@ -176,9 +175,7 @@ def _roots(root: str, train_split: str | None, eval_split: str | None) -> tuple[
         train_split = "train"
     if train_split is None:
         if eval_split is not None:
-            raise UsageError(
-                f"folder_images.eval_split = {eval_split!r} needs folder_images.train_split, a folder in {root}"
-            )
+            raise UsageError(f"folder_images.eval_split = {eval_split!r} needs folder_images.train_split, too")
         return root, None
     if eval_split is None:
         eval_split = next((name for name in _EVALUATION if name in there and name != train_split), None)
@@ -207,7 +204,7 @@ def _classes(root: str) -> list[str]:
     found = _folders(root)
     if len(found) < 2:
         raise (UsageError if found else MissingInputError)(
-            f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'no folder'}"
+            f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'none'}"
         )
     return found
 
@@ -227,9 +224,7 @@ def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
         ]
         images = sorted(path for path in found if path.lower().endswith(image_header.SUFFIXES))
         if not images:
-            raise UsageError(
-                f"class folder {root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it"
-            )
+            raise UsageError(f"{root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it")
         paths += images
         labels += [label] * len(images)
         others += len(found) - len(images)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import gin
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data import tfds
 from launcher.data.batch_spec import BatchSpec
 from launcher.data.catalog import DIGITS, TFDS, Facts
@@ -198,15 +199,11 @@ def image_data(
     """
     mix = None if mixup is None and cutmix is None else Mix(mixup=mixup, cutmix=cutmix)
     augment.check(augmentation)
-    if image_size is not None and image_size < 1:
-        raise UsageError(f"image_data.image_size = {image_size} must be 1 or more")
+    check_value("image_data.image_size", image_size, image_size is None or image_size >= 1, "1 or more")
     source = _source(name, source)
     is_synthetic = isinstance(source, SyntheticSource)
     if is_synthetic and augmentation != "none":
-        raise UsageError(
-            f"image_data.augmentation = {augmentation!r}: synthetic images measure a model's speed and are not "
-            "augmented; bind it to 'none'"
-        )
+        raise UsageError(f"image_data.augmentation = {augmentation!r}: must be 'none' for synthetic images")
     facts = _standardised(source.facts, mean, std)
     height, width = (image_size, image_size) if image_size is not None else facts.image_shape[:2]
     if height is None or width is None:
@@ -250,7 +247,5 @@ def _standardised(facts: Facts, mean: Sequence[float] | None, std: Sequence[floa
     channels = facts.image_shape[2]
     for key, values in (("mean", mean), ("std", std)):
         if values is not None and (len(values) != channels or (key == "std" and min(values) <= 0)):
-            raise UsageError(
-                f"image_data.{key} = {values!r} must be {channels} numbers{', all above 0' if key == 'std' else ''}"
-            )
+            raise UsageError(f"image_data.{key} = {values!r} must be {channels} numbers, std above 0")
     return dataclasses.replace(facts, mean=tuple(mean or facts.mean), std=tuple(std or facts.std))

@@ -47,10 +47,7 @@ class Mix:
             raise UsageError("Mix needs an alpha for mixup or for cutmix; leave it out for neither")
         for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
             if alpha is not None and not 0 < alpha <= _MAX_ALPHA:
-                raise UsageError(
-                    f"image_data.{name} = {alpha}: the alpha of its Beta distribution must be above 0 and at most "
-                    f"{_MAX_ALPHA:g}; for no {name} leave it unbound or bind it to None"
-                )
+                raise UsageError(f"image_data.{name} = {alpha}: must be above 0 and at most {_MAX_ALPHA:g}, or None")
 
     def __call__(self, batch: Batch, partners: Batch, seeds: tf.Tensor) -> Batch:
         """Mixes a batch with a batch of partners.

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from launcher.config.bound_types import check_value
 from launcher.data import files
 from launcher.data.catalog import TFDS, Facts
 from launcher.data.images.encoded import EncodedImages, listed
@@ -70,8 +71,7 @@ def own_images(
       UsageError: nothing to train on, nothing to evaluate on where that is not optional, or not one image in order.
     """
     binding = "folder_images" if name.startswith("folder:") else "record_images"
-    if channels not in (1, 3):
-        raise UsageError(f"{binding}.channels = {channels} must be 1 or 3")
+    check_value(f"{binding}.channels", channels, channels in (1, 3), "1 or 3")
     if evaluation is None:
         share = files.check_share(eval_share, binding)
         held_out = np.array([files.is_held_out(train.key(index), share) for index in range(len(train))])
@@ -82,10 +82,7 @@ def own_images(
     else:
         how = f"evaluated on {evaluated_on}"
     if not len(train) or not (len(evaluation) or eval_share == 0):
-        raise UsageError(
-            f"there are {len(train)} images to train and {len(evaluation)} to evaluate on; bind {binding}.eval_share "
-            "to another share to hold out, or to 0 for none"
-        )
+        raise UsageError(f"{len(train)} images to train, {len(evaluation)} to evaluate on; bind {binding}.eval_share")
     chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
     sizes = {size for index in chosen if (size := train.size(int(index)))}
     if not sizes:

@@ -102,10 +102,7 @@ class RecordImages:
         image, label = self.features["image"], self.features["label"]
         for role, name, kind in (("image", image, "bytes_list"), ("label", label, "int64_list")):
             if name not in features:
-                raise UsageError(
-                    f"it has no feature {name!r}, but {listed(features) or 'none'}; bind "
-                    "record_images.features = {'image': ..., 'label': ...}"
-                )
+                raise UsageError(f"no feature {name!r} but {listed(features) or 'none'}; bind record_images.features")
             if len(getattr(features[name], kind).value) != 1:
                 raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
         return features[image].bytes_list.value[0], features[label].int64_list.value[0]
@@ -139,9 +136,7 @@ def record_images(
         raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")
     for key, value in (features or {}).items():
         if key not in FEATURES or not isinstance(value, str):
-            raise UsageError(
-                f"record_images.features = {features!r} must name the features of 'image', 'label' or both"
-            )
+            raise UsageError(f"record_images.features = {features!r} must name 'image', 'label' or both")
 
     name = f"{format}:{pattern}"
 

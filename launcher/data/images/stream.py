@@ -183,10 +183,7 @@ class StreamedImages:
     def _even_splits(self, split: str, parts: int) -> list[Any]:
         count = tfds.num_examples(self.builder, split)
         if count < parts:
-            raise UsageError(
-                f"split {split!r} of {self.builder.name!r} has {count} examples, too few to stream them in {parts} "
-                "parts; raise image_data.memory_limit_bytes to hold it in memory"
-            )
+            raise UsageError(f"{count} examples, too few for {parts} streams; raise image_data.memory_limit_bytes")
         return tfds.module().even_splits(split, n=parts, drop_remainder=False)
 
     def _decoded(

@@ -9,10 +9,10 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_least
 from launcher.data.catalog import Facts
 from launcher.data.images.stored_images import StoredImages
 from launcher.data.pipeline import Data, RandomAccessData
-from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
 _POOL = 64
@@ -73,9 +73,7 @@ class SyntheticSource:
     name = "synthetic"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if (value := getattr(self, field.name)) < 1:
-                raise UsageError(f"synthetic_images.{field.name} = {value} must be 1 or more")
+        check_least("synthetic_images", self, num_classes=1, train_examples=1, eval_examples=1)
 
     @property
     def facts(self) -> Facts:

@@ -18,6 +18,7 @@ import gin
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.packing import Sequences
@@ -58,8 +59,7 @@ class TextCorpus(TextRows[str]):
     ):
         source = chosen("text_corpus", name, source, _KINDS, ["tfds:lm1b"])
         super().__init__(source, binding="text_corpus", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
-        if length < 2:
-            raise UsageError(f"text_corpus.length = {length} must be 2 or more")
+        check_value("text_corpus.length", length, length >= 2, "2 or more")
         if not 0 <= eval_context < length:
             raise UsageError(f"text_corpus.eval_context = {eval_context} must be from 0 to length - 1 = {length - 1}")
         self.length = self.max_length = self.row_length = length

@@ -36,10 +36,7 @@ class FilePairs:
         eval_target_file: str | None = None,
     ):
         if (eval_source_file is None) != (eval_target_file is None):
-            raise UsageError(
-                "file_pairs.eval_source_file and file_pairs.eval_target_file belong together, got "
-                f"{eval_source_file!r} and {eval_target_file!r}"
-            )
+            raise UsageError("file_pairs.eval_source_file and eval_target_file belong together: bind both or none")
         self._train, self._held_out = _paths(source_file, target_file), _paths(eval_source_file, eval_target_file)
 
     def check(self) -> None:
@@ -86,8 +83,7 @@ def _paired(source: Path, target: Path) -> Iterator[Pair]:
     except ValueError:
         counts = [sum(1 for _ in decoded_lines(path)) for path in (source, target)]
         raise UsageError(
-            f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line n of one must translate line n of "
-            "the other"
+            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: line n must go with line n"
         ) from None
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from launcher.config.bound_types import check_value
 from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.files import FilePairs, Pair
@@ -69,13 +70,9 @@ class TextPairs(TextRows[Pair]):
         source = chosen("text_pairs", name, source, _KINDS, ["tfds:wmt14_translate/de-en"])
         super().__init__(source, binding="text_pairs", vocab_size=vocab_size, memory_limit_bytes=memory_limit_bytes)
         row_length = max_length if row_length is None else row_length
-        if max_length < 2:
-            raise UsageError(f"text_pairs.max_length = {max_length} must be 2 or more: one token, and the end")
+        check_value("text_pairs.max_length", max_length, max_length >= 2, "2 or more: one token, and the end")
         if row_length < max_length or (row_length > max_length and not packed):
-            raise UsageError(
-                f"text_pairs.row_length = {row_length} must be text_pairs.max_length = {max_length}, or more if "
-                f"text_pairs.packed (it is {packed})"
-            )
+            raise UsageError(f"text_pairs.row_length = {row_length}: must be {max_length}, or more if packed")
         self.max_length = max_length
         self.row_length = row_length
         self.packed = packed
@@ -120,10 +117,7 @@ class TextPairs(TextRows[Pair]):
         train, dropped = self._sequences(self.source.train(), cut=False)
         total = len(train[0]) + dropped
         if not len(train[0]):
-            raise UsageError(
-                f"none of the {total} training pairs of {self.name!r} fit text_pairs.max_length = {self.max_length} "
-                "tokens; bind a larger one"
-            )
+            raise UsageError(f"no pair of {self.name!r} fits text_pairs.max_length = {self.max_length}; raise it")
         held_out, _ = self._sequences(self.eval_pairs, cut=True)
         arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):

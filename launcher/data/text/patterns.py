@@ -48,9 +48,7 @@ class PatternTexts(abc.ABC, Generic[Item]):
         if self.eval_files is not None:
             self.details = f"evaluated on {self.eval_files}"
             if self.eval_share is not None:
-                raise UsageError(
-                    f"{self.binding}.eval_share holds texts out, and {self.binding}.eval_files has those to evaluate on"
-                )
+                raise UsageError(f"{self.binding}.eval_share and {self.binding}.eval_files: bind one of them")
 
     @abc.abstractmethod
     def read(self, line: str) -> Item | None:
@@ -139,10 +137,7 @@ class TsvPairs(PatternTexts[Pair]):
             return None
         found = line.split("\t")
         if self.columns is None and len(found) != 2:
-            raise ValueError(
-                f"{len(found)} columns, and a pair has two, with a tab between them; bind tsv_pairs.columns, such as "
-                "(0, 1), where there are more"
-            )
+            raise ValueError(f"{len(found)} columns, and a pair has two; bind tsv_pairs.columns, such as (0, 1)")
         source, target = self.columns or (0, 1)
         if max(source, target) >= len(found):
             raise ValueError(f"{len(found)} columns, and tsv_pairs.columns = {self.columns!r} counts them from 0")

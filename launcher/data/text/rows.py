@@ -152,9 +152,7 @@ class MappedExamples:
         self._arrays = dict(arrays)
         self._length = len(next(iter(self._arrays.values())))
         size = sum(array.nbytes for array in self._arrays.values())
-        self.needs_python = (
-            f"have its rows held in memory, by a memory_limit_bytes of text_corpus or text_pairs of at least {size}"
-        )
+        self.needs_python = f"raise memory_limit_bytes of text_corpus or text_pairs to {size}, to hold its rows"
 
     def __len__(self) -> int:
         return self._length

@@ -101,10 +101,7 @@ class TfdsPairs(_TfdsTexts):
         source = source or (second if target == first else first)
         target = target or (first if source == second else second)
         if source not in known or target not in known or source == target:
-            raise UsageError(
-                f"tfds_pairs.source_language = {source!r} and target_language = {target!r} must be two of "
-                f"{', '.join(known)}, which {self.name!r} has"
-            )
+            raise UsageError(f"tfds_pairs: {source!r} and {target!r} must be two of {', '.join(known)}")
         return source, target
 
 

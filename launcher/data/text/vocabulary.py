@@ -153,9 +153,7 @@ def _thinned(texts: Iterable[str], limit: int) -> list[str]:
 def _refusal(size: int, reason: str) -> str:
     most = re.search(r"value <= (\d+)", reason)
     if most:
-        return (
-            f"vocab_size = {size} is too large: the training text gives {most[1]} tokens; bind it to {most[1]} or less"
-        )
+        return f"vocab_size = {size} is too large: the training text gives {most[1]} tokens; bind that or less"
     least = re.search(r"required_chars\. \d+ vs (\d+)", reason)
     if least:
         return f"vocab_size = {size} is too small: the characters of the training text take {least[1]} ids alone"

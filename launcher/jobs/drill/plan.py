@@ -74,11 +74,7 @@ def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
         raise UsageError("--max_restarts=0: a drill needs one restart at least")
     if reference is not None:
         if not list(Path(reference, "checkpoints").glob("step_*")):
-            raise UsageError(
-                f"--drill_reference={reference}: no checkpoint in it; give the model_dir of a finished run"
-            )
+            raise UsageError(f"--drill_reference={reference}: no checkpoint in it; give a finished run's model_dir")
         if Path(reference).resolve() == Path(job.model_dir).resolve():
-            raise UsageError(
-                f"--drill_reference={reference}: is the job's own --model_dir; train it once more elsewhere"
-            )
+            raise UsageError(f"--drill_reference={reference}: is the job's own --model_dir; train it elsewhere")
     return DrillPlan(kind=kind, worker=worker, step=step, reference=Path(reference) if reference else None)

@@ -139,9 +139,7 @@ def _failures(
     found = []
     if plan.kind == PREEMPT:
         if struck.exit_code != EXIT_PREEMPTED:
-            found.append(
-                f"SIGTERM ended the job with exit code {struck.exit_code}, not {EXIT_PREEMPTED}: nothing saved"
-            )
+            found.append(f"SIGTERM ended the job with exit code {struck.exit_code}, not {EXIT_PREEMPTED}")
         elif healed.first_step != struck.furthest_step:
             found.append(f"it saved step {healed.first_step}, having done {struck.furthest_step}")
     elif struck.cause != plan.worker:

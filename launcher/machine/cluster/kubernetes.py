@@ -82,10 +82,7 @@ def _pods(environ: Mapping[str, str], num_workers: int) -> _Pods:
     jobset = environ.get("JOBSET_NAME", "").strip() or None
     num_jobs, job = _jobs(environ) if jobset else (1, 0)
     if num_workers % num_jobs:
-        raise UsageError(
-            f"{_NUM_WORKERS}={num_workers} cannot be split over REPLICATED_JOB_REPLICAS={num_jobs}: it counts the pods "
-            "of all replicas, replicas x completions"
-        )
+        raise UsageError(f"{_NUM_WORKERS}={num_workers} is no multiple of REPLICATED_JOB_REPLICAS={num_jobs}")
     pods_per_job = num_workers // num_jobs
     pod = whole_number(
         environ,
@@ -128,15 +125,11 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
     for name in (*names, service):
         if not HOST.fullmatch(name):
             raise UsageError(
-                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME and "
-                "LAUNCHER_SERVICE in the pod template"
+                f"{name!r} is no name in DNS: check JOBSET_NAME, REPLICATED_JOB_NAME, JOB_NAME, LAUNCHER_SERVICE"
             )
     longest = max(names, key=len)
     if len(longest) > _LABEL_LENGTH:
-        raise UsageError(
-            f"{longest!r} has {len(longest)} characters, a pod's name in DNS at most {_LABEL_LENGTH}: give the JobSet "
-            "or Job a shorter name"
-        )
+        raise UsageError(f"{longest!r} is longer than {_LABEL_LENGTH} characters: shorten the JobSet's or Job's name")
     own, host = names[pods.rank], environ.get("HOSTNAME", "").strip()
     # On the host's network HOSTNAME is the node's; where it is a pod's of this Job, it must be this one's.
     if host != own and _INDICES.sub("", host) == _INDICES.sub("", own):
@@ -145,9 +138,8 @@ def _addresses(environ: Mapping[str, str], pods: _Pods) -> tuple[str, ...]:
             "all of them from the pod's own annotations"
         )
     advice = "all workers listen on it; give all pods the same one, or unset it"
-    port = whole_number(
-        environ, "LAUNCHER_PORT_BASE", least=1, most=LAST_PORT, default=str(DEFAULT_PORT), advice=advice
-    )
+    default = str(DEFAULT_PORT)
+    port = whole_number(environ, "LAUNCHER_PORT_BASE", least=1, most=LAST_PORT, default=default, advice=advice)
     return tuple(f"{name}.{service}:{port}" for name in names)
 
 

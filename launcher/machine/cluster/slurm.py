@@ -178,9 +178,7 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
     # What follows is how tasks are bound to the sockets of their node.
     across_nodes = re.split("[:,]", given.lower())[0]
     if across_nodes == "arbitrary" and len(counts) > 1:
-        raise UsageError(
-            f"SLURM_DISTRIBUTION={given!r}: the order of the tasks cannot be known; use srun --distribution=block"
-        )
+        raise UsageError(f"SLURM_DISTRIBUTION={given!r}: its order cannot be known; use srun --distribution=block")
     # A node takes so many tasks before it is the next node's turn. Slurm's default is by blocks, except where every
     # node has one task, and then it is all the same.
     plane = whole_number(environ, "SLURM_DIST_PLANESIZE", least=1, default="1", advice=_UNCHANGED)

@@ -60,10 +60,7 @@ def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
         raise _wrong(f'"cluster" must map job names to lists of addresses, got {json.dumps(cluster)}')
     unsupported = sorted(set(cluster) - set(_JOBS))
     if unsupported:
-        raise _wrong(
-            f'job {unsupported[0]!r} in "cluster" is not supported: all processes train and evaluate together, '
-            'as "worker" (or one "chief" and workers)'
-        )
+        raise _wrong(f'job {unsupported[0]!r} in "cluster" is not supported: name workers, or one chief and workers')
     workers: list[str] = []
     for job in _JOBS:
         addresses = cluster.get(job, [])

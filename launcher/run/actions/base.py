@@ -235,6 +235,4 @@ class SaveConfig(Action):
             text = f"# What this run was configured with.\n\n{gin_used.operative_config()}"
             strict_json.replace_file(Path(self._model_dir, run_folder.CONFIG), text)
         except OSError as error:
-            self._note(
-                f"Could not write config.gin in {self._model_dir}: {error.strerror or error}. Training goes on without."
-            )
+            self._note(f"Could not write config.gin: {error.strerror or error}. Training goes on without.")

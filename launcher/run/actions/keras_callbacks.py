@@ -64,9 +64,8 @@ class KerasCallbacks(Action):
         self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
         self._told_every = getattr(self._trainer.model, "steps_per_execution", None) or 1
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
-        self.acts_before_evaluation = any(
-            answers(one, "on_test_begin") and not isinstance(one, WRITERS) for one in callbacks
-        )
+        deciding = [one for one in callbacks if not isinstance(one, WRITERS)]
+        self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in deciding)
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}

@@ -16,8 +16,8 @@ from typing import Any
 import gin
 import numpy as np
 
-from launcher.config.bound_types import check_least
-from launcher.errors import TrainingError, UsageError
+from launcher.config.bound_types import check_least, check_value, one_of
+from launcher.errors import TrainingError
 from launcher.run.actions.base import Action, Event
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
@@ -51,9 +51,10 @@ class Spikes:
       action: "note" goes on; "skip" does not apply the update of such a step; "stop" ends the run with exit code 70;
         "rewind" goes back to an earlier checkpoint and leaves out batches around the spike, as PaLM's training did
         (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
-      loss_factor, gradient_norm_factor: see above; None to leave one of them alone.
-      deviations: see above.
-      window: steps. A tenth of it is the longest loop of steps on the device, whatever `train.steps_per_loop` is.
+      loss_factor, gradient_norm_factor: how far above the median a spike is; None to leave one of them alone.
+      deviations: robust standard deviations that a spike is above the median as well.
+      window: steps that the median is of. A tenth of it is the longest loop of steps on the device, whatever
+        `train.steps_per_loop` is.
       rewind_checkpoints: how many checkpoints to go back, of those before the first batch that is left out.
       skip_batches: how many batches are left out, that of the spike in their middle: of three, the one before and the
         one after it, too; of two, the one before.
@@ -70,12 +71,10 @@ class Spikes:
     max_rewinds: int = 3
 
     def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise UsageError(f"Spikes.action = {self.action!r}: must be one of {', '.join(map(repr, ACTIONS))}")
+        check_value("Spikes.action", self.action, self.action in ACTIONS, one_of(ACTIONS))
         for name in ("loss_factor", "gradient_norm_factor"):
             value = getattr(self, name)
-            if value is not None and not value > 1:
-                raise UsageError(f"Spikes.{name} = {value}: must be more than 1, or None to leave it alone")
+            check_value(f"Spikes.{name}", value, value is None or value > 1, "more than 1, or None to leave it alone")
         check_least("Spikes", self, deviations=0, window=10, rewind_checkpoints=1, skip_batches=1, max_rewinds=1)
 
 
@@ -269,10 +268,7 @@ class SkippedSteps(Action):
             step, before = records.first_step + int(offset), records.loss_scale[offset]
             after = scale_after(records, int(offset), self._trainer)
             if records.weight[offset] == 0:
-                self._note(
-                    f"step {step} skipped: all weights of its batch are 0, so there is nothing to learn from; the loss "
-                    "scale stays as it is"
-                )
+                self._note(f"step {step} skipped: all weights of its batch are 0; the loss scale stays as it is")
                 continue
             if math.isfinite(records.gradient_norm[offset]) and math.isfinite(records.loss[offset]):
                 continue  # above a limit, of which `SpikeDetector` tells

@@ -37,7 +37,7 @@ def test_line_n_translates_line_n(written):
 def test_files_of_different_length_are_refused_with_their_counts(written):
     written("s", "one\ntwo\n")
     written("t", "eins\n")
-    with pytest.raises(UsageError, match="s has 2 lines and t has 1"):
+    with pytest.raises(UsageError, match="s has 2 lines and t 1"):
         list(pairs().train())
 
 

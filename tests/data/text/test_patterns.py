@@ -105,9 +105,9 @@ def test_own_texts_train_and_evaluate(written):
 def test_what_means_nothing_or_matches_nothing_is_refused(written, tmp_path):
     with pytest.raises(UsageError, match=rf"lines:no\*: no file matches 'no\*' \(from {tmp_path}\)"):
         TextCorpus(name="lines:no*", vocab_size=290, length=16).check()
-    with pytest.raises(UsageError, match=r"lines_corpus\.eval_files has those"):
+    with pytest.raises(UsageError, match=r"lines_corpus\.eval_files: bind one"):
         LinesCorpus("a", eval_share=0.1, eval_files="b")
-    with pytest.raises(UsageError, match=r"tsv_pairs\.eval_share = 2 must be"):
+    with pytest.raises(UsageError, match=r"tsv_pairs\.eval_share = 2: must be"):
         TsvPairs("a", eval_share=2)
     with pytest.raises(UsageError, match="did you mean 'lines:'"):
         TextCorpus(name="line:a", vocab_size=290, length=16)
