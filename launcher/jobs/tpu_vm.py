@@ -4,8 +4,6 @@ On a pod the other hosts run TensorFlow's TPU worker, which their image starts, 
 program finds the slice by TPU_NAME, and must leave the chips of its own host to that worker: TPU_LOAD_LIBRARY=0.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

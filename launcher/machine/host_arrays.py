@@ -1,7 +1,5 @@
 """NumPy arrays as tensors in the host's memory: `tf.constant` takes twice their memory for a while."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 
