@@ -1,7 +1,5 @@
 """Whether a value bound in a gin file fits the parameter it is bound to, and is what it has to be."""
 
-from __future__ import annotations
-
 import collections.abc
 import dataclasses
 import functools

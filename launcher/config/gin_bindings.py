@@ -5,8 +5,6 @@ where a number belongs. Here each such mistake is one message with the file and 
 right name. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

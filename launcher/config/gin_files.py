@@ -1,7 +1,5 @@
 """gin files: where they are found and the bindings and imports that stand in them, not yet looked up."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -4,8 +4,6 @@ gin has no public way to ask which names are registered, which bindings were use
 is looked up. gin changes these objects in place, so they may be held.
 """
 
-from __future__ import annotations
-
 import functools
 
 import gin

@@ -1,7 +1,5 @@
 """What of the bindings a run has used: unused ones are errors, and the used ones are kept as config.gin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import gin

@@ -1,7 +1,5 @@
 """Names of the last release that have become others: read for one more release, with a note."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a training batch looks like, for programs that are built where the data may not be."""
 
-from __future__ import annotations
-
 from typing import Protocol, runtime_checkable
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What is known of common image data sets without opening them, so that a job can be planned where no data is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

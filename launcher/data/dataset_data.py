@@ -1,7 +1,5 @@
 """`Data` from batches in the order in which they come: of `tf.data.Dataset`s, or of Python."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

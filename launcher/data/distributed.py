@@ -1,7 +1,5 @@
 """One data set for all replicas of a strategy: each host makes the batches of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ A path with "://" in it, such as gs://bucket/train-*.tfrecord, is TensorFlow's t
 Python. Imports no TensorFlow before such a path is met.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import hashlib

@@ -4,8 +4,6 @@ Data is (x, y[, sample_weight]), each one tensor or any nest of tuples, lists an
 tensors has a key of its own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ augmented the same way on any topology, and one call a batch, so that it is fast
 BigCrush, and its published known answers are this module's test.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -9,8 +9,6 @@ real example (or the example's own weight), 0 for padding.
     )
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -13,8 +13,6 @@ Where the data set's own server cannot be reached, some sets come from a Debian 
 without root), as the help pages always do. Downloaded files are checked against the checksums that TFDS, or apt, holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -6,8 +6,6 @@ the batches before are made once more and left out, in the order in which Python
 `on_epoch_end` is called.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import itertools

@@ -1,7 +1,5 @@
 """How (x, y, sample_weight), nests of whatever Keras's `fit` takes, become a flat dict of arrays, and a nest again."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Beam search: the best of several texts that are written side by side."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import tensorflow as tf

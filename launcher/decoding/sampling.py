@@ -1,7 +1,5 @@
 """One text a row, token by token: the likeliest one each time, or one drawn at random; and one step of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The process writes what it finds out to a file, an answer a line, so that what it knew before it died is not lost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Disk speed of --model_dir: whether the folder can be written, and how fast."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

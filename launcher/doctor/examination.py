@@ -1,7 +1,5 @@
 """Examination of `--mode=doctor`: the table of checks, quick ones first, their run, and the report of findings."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

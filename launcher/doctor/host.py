@@ -1,7 +1,5 @@
 """Checks of the host: CPU cores and instructions, memory, limits of the process, NVIDIA's driver."""
 
-from __future__ import annotations
-
 import os
 import platform
 import resource

@@ -1,7 +1,5 @@
 """NVIDIA's GPUs: what their driver says of them, and whether this TensorFlow can use them."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

@@ -4,8 +4,6 @@ What Launcher requires stands in setup.py alone. `packaging` is imported late: w
 it say so, and the others still run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.metadata

@@ -4,8 +4,6 @@ Each doctor listens on the port of its own worker and connects to every worker. 
 is answered with one: rank, cluster, versions, time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Checks of TensorFlow: its import, build and devices, and the recipe, data and strategy of a training."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

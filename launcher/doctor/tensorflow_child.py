@@ -1,7 +1,5 @@
 """TensorFlow's part of the doctor, run in a process of its own by `launcher.doctor.child`."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

@@ -1,7 +1,5 @@
 """Environment variables and settings in the home directory that change what Keras and TensorFlow do."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import os

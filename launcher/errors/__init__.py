@@ -5,8 +5,6 @@ Whoever raises one of these promises that the message says what is wrong, the va
 `failures.explained`; every other exception is ours and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import traceback

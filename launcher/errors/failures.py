@@ -4,8 +4,6 @@ A peer's death has many faces. Where workers train together, TensorFlow says Una
 that drives the hosts of a TPU pod also sees what is left of a host that was taken away and has come back empty.
 """
 
-from __future__ import annotations
-
 import errno
 import inspect
 import re

@@ -3,8 +3,6 @@
 IPython is asked where it has been imported; nothing here imports it.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

@@ -6,8 +6,6 @@ their lines it was; that attribute is not public TensorFlow API (as found in 2.2
 in a rewritten function counts as ours, and keeps its whole traceback.
 """
 
-from __future__ import annotations
-
 import itertools
 import linecache
 import os

@@ -4,8 +4,6 @@ The head starts `python -m launcher.jobs.agent` over ssh or the like and speaks 
 standard input and output. When the input closes, or nothing is heard for ten seconds, the workers end, and the agent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The values of --backend: what each of them means, which flags it reads, and how workers run on other hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

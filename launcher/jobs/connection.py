@@ -1,7 +1,5 @@
 """The connection from the head of a job to one agent: a process of this host, and what the agent said by it."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import subprocess

@@ -1,7 +1,5 @@
 """The report of an attempt's first error: which worker failed first, why, and that the others are victims."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@ workers are killed, with all that they started. A line on it lists the workers' 
 A `child_process.helper`, so that it starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

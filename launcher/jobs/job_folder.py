@@ -1,7 +1,5 @@
 """The job's folder, as the supervisor reads and writes it: a disk that does not answer holds nobody up."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -10,8 +10,6 @@ for the JobSet to decide, by the exit codes of its pods:
     any other    (75, a lost node, out of memory) the JobSet restarts all pods, at most `max_restarts` times
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -4,8 +4,6 @@ Nothing here waits for a disk, a terminal or the reader of a pipe: processes wri
 they do not take is kept up to a limit, then dropped, counted and said.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The restart policy: worker states, who failed first, and what the job does about it. Decides, does nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import random

@@ -6,8 +6,6 @@ starts. Linux only: by CAP_SYS_ADMIN, or else by a user namespace in which this 
 https://man7.org/linux/man-pages/man7/network_namespaces.7.html
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -5,8 +5,6 @@ ports, output, state, not_started, cleared, alive. `launcher.jobs.agent` and `la
 them. Times travel as ages in seconds, because the clocks of two hosts differ.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

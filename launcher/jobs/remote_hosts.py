@@ -1,7 +1,5 @@
 """The hosts of a job over its life: each connected, lost and connected again."""
 
-from __future__ import annotations
-
 import dataclasses
 import select
 import threading

@@ -4,8 +4,6 @@ Slurm owns the nodes and the time; the steps make sure that it also ends what ru
 has on its node, whatever a task of the job was to have: the agent divides it among its workers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

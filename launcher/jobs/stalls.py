@@ -1,7 +1,5 @@
 """Stall detection: notices that a job makes no progress, and which worker holds it up."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """The supervisor of a job: starts its workers, watches them, and decides with `policy` what their end means."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import signal

@@ -5,8 +5,6 @@ image starts, so nothing is to be started on them. Our program finds the slice b
 its own host to that worker: TPU_LOAD_LIBRARY=0.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

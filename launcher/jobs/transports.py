@@ -1,7 +1,5 @@
 """Hosts, as --hosts and --hostfile name them, and transports, such as ssh: how an agent comes to run on a host."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -9,8 +9,6 @@ line with the path and the reason, and no more is written to it.
 A `child_process.helper`, so that it starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -6,8 +6,6 @@ input (`follow_parent`), of which the parent holds the other end: that also work
 Imports nothing but the standard library, for children that `helper` starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ TensorFlow 2.21 trusts what it finds there: an entry that a power cut left half 
 each run at its first step, or is run. So each entry gets a checksum beside it, and what has none is compiled again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -10,8 +10,6 @@ The destructor of an iterator over a tf.data pipeline joins a thread that sleeps
 process ends, which it does without destructors.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -6,8 +6,6 @@ https://cloud.google.com/compute/docs/instances/create-use-preemptible#detecting
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import threading

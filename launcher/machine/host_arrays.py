@@ -1,7 +1,5 @@
 """NumPy arrays as tensors in the host's memory: `tf.constant` takes twice their memory for a while."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ the graphs are traced with `autograph=False` or `no_autograph`, and only what us
 converted, so that users may write what TensorFlow's guides show.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar

@@ -5,8 +5,6 @@ its port, which is TensorFlow's afterwards, and calls the others until all of th
 others connect to its server, and where that does not listen yet, TensorFlow tries again a whole second later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

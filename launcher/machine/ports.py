@@ -3,8 +3,6 @@
 TensorFlow's gRPC server listens on all interfaces and obeys every client.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import random

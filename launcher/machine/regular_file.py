@@ -1,7 +1,5 @@
 """Files that somebody else may have made: a pipe or a device is not opened, and no more is read than belongs there."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Imports nothing but the standard library: it is a `child_process.helper`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@
 those of this process, and `build` makes the strategy over them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ about, so they are looked at once more where TensorFlow is imported. `scripts/ma
 and the newest.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether XLA compiles what is being traced, for what is fastest in one form there and in another as kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 from collections.abc import Iterator

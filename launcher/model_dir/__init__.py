@@ -3,8 +3,6 @@
 Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

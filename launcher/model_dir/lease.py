@@ -18,8 +18,6 @@ the lease itself where its folder is another one than the supervisor's. Workers 
 Imports no TensorFlow: the supervisor holds leases, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import errno

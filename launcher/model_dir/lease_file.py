@@ -1,7 +1,5 @@
 """The file of a lease, lease.json: who holds it, how it is read, written and locked, and how its processes are told."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

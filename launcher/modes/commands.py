@@ -1,7 +1,5 @@
 """Commands that people are told: other modes on the recipe of this one, ready to be pasted into a shell."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

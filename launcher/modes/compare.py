@@ -1,7 +1,5 @@
 """`--mode=compare`: several runs beside one another, from the files in their folders. Imports no TensorFlow."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.errors import EXIT_DONE, UsageError

@@ -1,7 +1,5 @@
 """`--mode=doctor`: whether this machine and its peers are fit. Imports no TensorFlow, which may be missing."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.doctor import examination

@@ -1,7 +1,5 @@
 """`--dry_run`: the plan of a recipe, with its model built to check it; nothing is connected to or written."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

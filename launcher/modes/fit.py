@@ -1,7 +1,5 @@
 """`launcher.fit`: one run from Python, in the place of Keras's `model.fit`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

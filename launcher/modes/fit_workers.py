@@ -4,8 +4,6 @@ Functions and classes of a notebook's cells go by value, by cloudpickle; what mo
 cells goes with them: AutoGraph reads it, and messages name the cell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io

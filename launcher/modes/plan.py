@@ -1,7 +1,5 @@
 """The plan that a mode's flags and recipe make on this machine."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.modes import Request

@@ -1,7 +1,5 @@
 """`--mode=precision_report`: what 16 bits do to a recipe's gradients, which loss scale fits, what they save."""
 
-from __future__ import annotations
-
 from launcher.config import gin_bindings
 from launcher.modes import Request
 from launcher.precision_report import command

@@ -1,7 +1,5 @@
 """`--mode=report`: report.html of any folder, from the files in it. Imports no TensorFlow."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.errors import EXIT_DONE, UsageError

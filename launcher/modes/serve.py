@@ -1,7 +1,5 @@
 """`--mode=predict` and `export`: a trained model at work, and as a file for others to use."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 

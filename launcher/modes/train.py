@@ -1,7 +1,5 @@
 """`--mode=train`, `eval` and `train_and_eval`: the flags and the recipe become an order and a plan, which are run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Sequence

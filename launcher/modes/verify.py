@@ -1,7 +1,5 @@
 """`--mode=verify`: a recipe on one replica and on other topologies, compared."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.config import gin_bindings

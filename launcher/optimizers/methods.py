@@ -1,7 +1,5 @@
 """Launcher's own Keras optimizers: LAMB and LARS for very large batches, Adafactor for little memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -8,8 +8,6 @@ decay, which Keras multiplies by the learning rate and takes from every weight t
 name, and its bound on gradients, which the step applies once, after the reduction.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

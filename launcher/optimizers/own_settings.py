@@ -1,7 +1,5 @@
 """What a Keras optimizer was made to do besides its update: the clipping and the weight decay that it asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The optimizers that a model's own step applies, each with the weights that it is applied to, as one optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import keras

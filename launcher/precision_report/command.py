@@ -1,7 +1,5 @@
 """`--mode=precision_report`: what 16 bits do to a recipe's gradients, and which loss scale fits."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence

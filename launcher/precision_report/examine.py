@@ -1,7 +1,5 @@
 """Everything a precision report says, measured on a few batches of a session."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A precision report for programs: precision.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The lint: what in a model or a recipe does not go together with 16 bits, each with the layer and the remedy."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

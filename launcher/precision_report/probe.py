@@ -4,8 +4,6 @@ A probe runs the forward and backward pass of the training step twice on one bat
 random numbers: the run's own, under its policy and loss scale, and a shadow in float32.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

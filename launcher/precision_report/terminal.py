@@ -1,7 +1,5 @@
 """A precision report in words and tables, for a terminal and for the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

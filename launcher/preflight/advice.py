@@ -1,7 +1,5 @@
 """Advice: what could be better about a step that compiles, read off the optimised program; no run needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from launcher.machine.accelerators import Card, Chip

@@ -1,7 +1,5 @@
 """The preflight report: memory, time and suggestions of a case, and a table of several, for people and programs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

@@ -8,8 +8,6 @@ Tried with jax, jaxlib and jax-cuda12-pjrt 0.10.2 and libtpu 0.0.51. Nothing els
 process, and a compiler may end it.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

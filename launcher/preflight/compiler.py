@@ -1,7 +1,5 @@
 """XLA's compilers in a process of their own, with a time limit and a cache, and the versions of them that will do."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """The largest global batch whose step fits, found by compiling: `--largest_batch`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ takes the hardware at its stated best and lets the others cost nothing, so a mea
 The estimate knows what the roofline does not: work of the vector unit, and operations that wait for each other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Changes of the command that make a step fit, found by compiling: what a recipe leaves to 'auto', and suggestions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 

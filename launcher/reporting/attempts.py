@@ -10,8 +10,6 @@ as measure of ML productivity" (2024).
 Imports no TensorFlow: the supervisor writes here, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -3,8 +3,6 @@
 Tables, too, have lines on a terminal, and are columns of plain text anywhere else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import html
 import io

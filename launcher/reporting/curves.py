@@ -1,7 +1,5 @@
 """The curves of a run as data that the page's script draws: shared axes once, a panel a measurement."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence

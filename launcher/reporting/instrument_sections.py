@@ -1,7 +1,5 @@
 """The sections of a page on what other modes found: precision, verify, drill, preflight, doctor."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections import Counter

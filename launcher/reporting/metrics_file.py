@@ -1,7 +1,5 @@
 """metrics.jsonl: one JSON object a log event, each step once, also after kills and resumes."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """The frame of a self-contained HTML page, which fetches nothing: template, styles, charts and their library inside."""
 
-from __future__ import annotations
-
 import html
 import importlib.resources
 import json

@@ -1,7 +1,5 @@
 """What the console says: the plan in groups, how far and how good a run is at a log event, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

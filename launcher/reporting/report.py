@@ -1,7 +1,5 @@
 """report.html: one self-contained page on all that the folder of a run holds, to be opened or sent by mail."""
 
-from __future__ import annotations
-
 import html
 import logging
 import time

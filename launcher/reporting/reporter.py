@@ -1,7 +1,5 @@
 """Tells people and programs how a run goes: console, metrics.jsonl, TensorBoard, at the end a summary and a page."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence

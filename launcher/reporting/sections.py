@@ -1,7 +1,5 @@
 """The sections of a run's page: each a function of the folder that returns None where there is nothing to say."""
 
-from __future__ import annotations
-
 import datetime
 import html
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """JSON that every reader accepts: plain numbers, and no NaN or Infinity, which JSON does not have."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """summary.json: how a run ended, for the program that started it, and where its seconds went."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import sys

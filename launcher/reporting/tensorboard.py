@@ -4,8 +4,6 @@ The events are written with `tf.io.TFRecordWriter` rather than through `tf.summa
 where it goes on (`SessionLog.START`, on which TensorBoard forgets the later points of the earlier attempt).
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import re

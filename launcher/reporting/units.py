@@ -1,7 +1,5 @@
 """Quantities as people read them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 GIB = 2**30

@@ -1,7 +1,5 @@
 """A run's plan in lines for people, and in the record that its report begins with."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

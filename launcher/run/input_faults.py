@@ -3,8 +3,6 @@
 What is gone may come back, as a folder that was not mounted, so a retry may help.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Most data finds the batch of any step at once. A `tf.data` pipeline has to read 
 its own state, which TensorFlow can save of many: it is part of a checkpoint then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping

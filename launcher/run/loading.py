@@ -1,7 +1,5 @@
 """A recipe from its gin files to a plan: the one way in for every mode."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence

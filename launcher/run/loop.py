@@ -1,7 +1,5 @@
 """How long the device works before the host looks again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

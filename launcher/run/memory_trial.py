@@ -6,8 +6,6 @@ least, then at the next. Where memory runs out, only the child ends. All workers
     python -m launcher.run.memory_trial REQUEST
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What a recipe may not bind beside a model that has a `train_step` of its own, and what to do instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from launcher.errors import UsageError

@@ -1,7 +1,5 @@
 """A run resolved: recipe, flags and machine put together by `loading.Machine`, before anything is built or written."""
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 

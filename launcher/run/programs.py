@@ -1,7 +1,5 @@
 """Python programs that call `launcher.fit`, in the place of a recipe: `--gin_file=train.py`."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import runpy

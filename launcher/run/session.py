@@ -1,7 +1,5 @@
 """A plan made real: strategy, model, optimizer, trainer and evaluator."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import traceback

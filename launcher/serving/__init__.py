@@ -1,7 +1,5 @@
 """Serving of trained models: `--mode=predict`, `--mode=export`, MODEL_DIR/model.keras, and the weights for all."""
 
-from __future__ import annotations
-
 import os
 
 from launcher.checkpoints import CheckpointStore

@@ -1,7 +1,5 @@
 """The output of `--mode=predict`: written in the folder OUTPUT.partial, in its place when it is whole."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

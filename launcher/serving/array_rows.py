@@ -1,7 +1,5 @@
 """Rows of NumPy files for `--mode=predict`, checked against the inputs of the model."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

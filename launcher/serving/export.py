@@ -1,7 +1,5 @@
 """Export of a trained model that runs without this package: a SavedModel, a .keras file or a LiteRT (TFLite) file."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

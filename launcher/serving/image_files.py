@@ -1,7 +1,5 @@
 """Image files for `--mode=predict`: found, decoded on the host, those that are damaged told apart."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `--mode=predict` reads and answers: the protocol of lines of text, image files and rows of arrays."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A model's own inputs and outputs by name, whatever form it takes them in: what an export serves and predict feeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

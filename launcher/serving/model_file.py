@@ -1,7 +1,5 @@
 """A run's model as one file of Keras's, MODEL_DIR/model.keras: written when training ends, and opened again."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

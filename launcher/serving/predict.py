@@ -1,7 +1,5 @@
 """Prediction by a trained model: records in, as many answers out, in their order."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

@@ -1,7 +1,5 @@
 """Lines of text for `--mode=predict`: for tasks that answer with lines, and for models of one string input."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

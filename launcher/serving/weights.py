@@ -1,7 +1,5 @@
 """Which weights of a run are served: those of the best checkpoint or of the last, averaged or not."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Diagnosis of steps already taken: whose gradients and which example were not finite, and weights that are means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ A multiply-add is two. What is not a matrix product is left out, as in the usual
 keeping their results, are in the hardware's FLOPs alone (HFU).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What of a model is trained, and how fast: weights frozen and learning rates multiplied by pattern."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

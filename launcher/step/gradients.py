@@ -7,8 +7,6 @@ squares another part for the norm, none of them inside a conditional, and one ch
 can neither disagree nor wait for each other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

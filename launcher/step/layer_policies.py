@@ -6,8 +6,6 @@ Every policy that a recipe may name keeps float32 weights, so a built model's la
 the default policy, and a layer that was made with a dtype of its own does not ask the map.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Mapping

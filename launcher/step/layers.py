@@ -6,8 +6,6 @@ layer's own attributes, which is where Keras looks for weights to train. Pattern
 freezing and learning rates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set

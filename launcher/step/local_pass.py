@@ -6,8 +6,6 @@ Whatever the model's forward pass assigns is put back, so that a step may still 
 taken. `OwnTime` tells how long a worker spends on it, without the waiting for others in the reduction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Exponential moving average of a model's weights: in float32, moved only by steps that were applied."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """What a forward pass assigns: a model's moving statistics and counts, told from its frozen weights by tracing one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

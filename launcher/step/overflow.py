@@ -1,7 +1,5 @@
 """Which gradients of a step are not finite: told in the step's report at no cost to a finite step, named afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

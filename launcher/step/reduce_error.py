@@ -1,7 +1,5 @@
 """What gradients cost and lose on the wire, known before a run starts."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

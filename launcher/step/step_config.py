@@ -1,7 +1,5 @@
 """StepConfig: what one training step does, apart from the model."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -7,8 +7,6 @@ tree of additions. Here each becomes sums of two, which have one order. `Snapsho
 is no addition, and copies nothing where nobody else reads its input.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import traceback

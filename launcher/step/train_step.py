@@ -8,8 +8,6 @@ sharded, of `gradients.gather` and of norms over the shards; and of synchronised
 conditional.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 All replicas come to the same verdict, so what is local may stand in a conditional. A collective may not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Tried with Keras 3.8.0 to 3.15.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ one after the other, and both as one batch. A state that does not add up over th
 whole global batch, as Keras does; one that is no sum, maximum or minimum over batches is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

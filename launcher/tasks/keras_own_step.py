@@ -6,8 +6,6 @@ sums are. What the step returns is told by Keras's rule: what a metric gave is t
 Anything else is a number of one batch, and its mean over the examples is told.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

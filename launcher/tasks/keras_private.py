@@ -4,8 +4,6 @@ In a stateless scope `model.losses` has what was added inside of it alone, and r
 Keras's own trainers step around the one by `_losses_override`, and around the other by undoing it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence

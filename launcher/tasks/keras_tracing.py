@@ -15,8 +15,6 @@ Replicas' threads take turns while they are traced. So the replacements stand on
 what its own thread traces.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import dataclasses

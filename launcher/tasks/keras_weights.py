@@ -1,7 +1,5 @@
 """Weights for a compiled Keras model's loss and metrics: of examples, of classes, of masks, and 0 for padding."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What tasks of text share: cross-entropy over tokens, a vocabulary that stays with the weights, notes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

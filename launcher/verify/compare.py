@@ -1,7 +1,5 @@
 """Comparison of two runs' records: the deviation of each quantity."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

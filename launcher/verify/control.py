@@ -18,8 +18,6 @@ A task that depends on the place of an example in its batch in some other way ma
 step on, when nothing can have been multiplied yet. Such a control explains nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Processes of one topology: started together, watched against a deadline, and always ended."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

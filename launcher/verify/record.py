@@ -1,7 +1,5 @@
 """Record of a topology's run: every step's numbers, the final state, digests of the replicas."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

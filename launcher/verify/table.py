@@ -1,7 +1,5 @@
 """Table of a verification's results: for a terminal, for a log, for a program."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, TextIO

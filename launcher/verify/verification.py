@@ -1,7 +1,5 @@
 """Verification of a recipe: trained on one replica and on other topologies, and compared."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -3,8 +3,6 @@
 python -m launcher.verify.worker JOB.json
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

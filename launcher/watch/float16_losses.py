@@ -6,8 +6,6 @@ Magnitudes below 2^-25 round to zero, below 2^-14 they lose bits, above 65504 th
 Sources: Micikevicius et al. 2017 (arXiv 1710.03740) for the histograms and the idea of the scale.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

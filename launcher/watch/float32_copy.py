@@ -4,8 +4,6 @@ The model is built a second time. To give the layers of the one that is there an
 enough: a cast in a functional model and the constants of a Normalization layer keep the dtype that they were made in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import keras

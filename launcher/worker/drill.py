@@ -4,8 +4,6 @@
 the time has come. Without the variable, every function here does nothing. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

@@ -11,8 +11,6 @@ Many send it to every process of a job at once (systemd, scancel, PBS, a termina
 and from its supervisor, which passes it on. That is one request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

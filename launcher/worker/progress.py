@@ -8,8 +8,6 @@ temporary folder that fills up later silences no worker. (A file system that cop
 room even for that.) A record carries a checksum, so that a reader never takes half of one for a whole one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

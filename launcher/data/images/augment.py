@@ -5,8 +5,6 @@ All of them are stateless: what happens to an image depends on its seed pair alo
 as stored bytes, before they become floats, because that moves a quarter of the memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """From an encoded image to a stored one: decode, cut and scale. One image a call, inside `tf.data.Dataset.map`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

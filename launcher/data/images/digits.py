@@ -3,8 +3,6 @@
 They are read from its file: importing scikit-learn takes ten times as long, in every process of a job.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 from pathlib import Path

@@ -3,8 +3,6 @@
 Nothing is decoded. A file that passes may still hold damage that only its decoder finds. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from typing import IO

@@ -5,8 +5,6 @@ batches of replicas; the usual way, to mix a replica's batch with a permutation 
 training set.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Images of the user's own, in folders or records: a set with what is to be known of it before it is read."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

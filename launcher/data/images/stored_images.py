@@ -1,7 +1,5 @@
 """Stored images on their way into batches: read into memory or streamed, augmented, standardised."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -13,8 +13,6 @@ same number of examples from each stream, and a host reads the streams that make
   an earlier example of the same stream. The first step of all has none and is not mixed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -6,8 +6,6 @@ equals, until no two neighbours make a piece. It takes a table look-up for all p
 piece that is joined.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, Vocabulary

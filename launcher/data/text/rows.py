@@ -1,7 +1,5 @@
 """Texts as rows of tokens: made once, kept in the data directory and served from there in batches."""
 
-from __future__ import annotations
-
 import abc
 import functools
 import itertools

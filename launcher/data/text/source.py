@@ -1,7 +1,5 @@
 """Where texts and images come from: what a source of texts offers, and which source a bound name means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 

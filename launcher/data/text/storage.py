@@ -4,8 +4,6 @@ Whoever needs it first makes it; of several workers that race, each puts a whole
 name, and the last or the first one stays: they are the same. Imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

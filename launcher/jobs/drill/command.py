@@ -1,7 +1,5 @@
 """The run of a drill: a job run to its end with a fault in its first attempt, and the verdict printed."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ The supervisor runs the job as ever and tells the drill of it, which makes the f
 time, measures what follows, and says at the end whether all was as it should be.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

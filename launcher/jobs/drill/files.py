@@ -1,7 +1,5 @@
 """The checkpoint files of a job and of a drill: the newest found, one damaged, the last two compared."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

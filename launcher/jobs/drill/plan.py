@@ -1,7 +1,5 @@
 """The flags of a drill: which fault, in which worker, when."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The verdict of a drill: the numbers, and whether the job survived as it should."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ In order of precedence: TF_CONFIG, a Slurm job step, a Kubernetes JobSet or Inde
 else alone. What each of the first three must say is in the module of its name. Nothing here imports TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 

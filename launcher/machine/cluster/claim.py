@@ -1,7 +1,5 @@
 """What one source says about this process's place, and how its variables are read."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A job of N workers goes on with the largest divisor of N that is there, each wit
 the same global batch in pieces of the same size, so the same weights up to summation order and the same memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from launcher.errors import UsageError

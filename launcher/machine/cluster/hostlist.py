@@ -1,7 +1,5 @@
 """Slurm's notation for many hosts: `n[9-10,12],gpu-[01-03]-ib`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -17,8 +17,6 @@ A JobSet's service has the JobSet's name; LAUNCHER_SERVICE says so when it is an
 LAUNCHER_PORT_BASE (2222 when unset).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

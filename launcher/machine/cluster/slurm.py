@@ -11,8 +11,6 @@ of 64 ports by job and step, plus the task's number on its node. Jobs and steps 
 as long as their ids are near each other; all slots together are 10048 ports, below those that Linux hands out itself.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The cluster in TensorFlow's own variable, TF_CONFIG."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a run does at its events beside training: each an `Action` that the Controller tells, and knows no more of."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Plain are numbers, text, functions of Keras's, arrays, tensors and variables, an
 What is not plain, such as a model or an open file, is of this process. No pickle: a checkpoint may be a stranger's.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import copy

@@ -4,8 +4,6 @@ In a synchronous step all workers last as long as the slowest, so what counts is
 there, and from then until its own gradients are, before it waits for the others in the reduction.
 """
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable
 from typing import Any
