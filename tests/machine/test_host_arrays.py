@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.machine.host_arrays import copied_tensor
+from launcher.machine.host_arrays import copied_tensor, rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ READ_ONLY.flags.writeable = False
 PEAK = """
 import numpy as np
 from pathlib import Path
-from launcher.machine.host_arrays import copied_tensor
+from launcher.machine.host_arrays import copied_tensor, rows_of
 
 def megabytes(what):
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
@@ -59,3 +59,19 @@ def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
 def test_an_array_as_a_tensor_takes_its_memory_once():
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     assert 190 < float(done.stdout) < 260
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "is_copied"),
+    [((4_300_000, 4), 16, False), ((17_000_000,), 0, False), ((270_000, 64), 16, True)],
+)
+def test_rows_of_a_large_array_are_read_where_it_lies_if_one_of_them_can_begin_a_tensor(shape, offset, is_copied):
+    memory = np.empty(int(np.prod(shape)) * 4 + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    array = memory[begin : begin + int(np.prod(shape)) * 4].view(np.int32).reshape(shape)
+    array[...] = np.arange(array.size).reshape(shape)
+    indices = np.array([0, 1, 2, 3, 4, 5, 63, 64, len(array) - 1, 2])
+    rows = rows_of(array)
+    np.testing.assert_array_equal(rows(tf.constant(indices)).numpy(), array[indices])
+    array[-1] = -1
+    assert (rows(tf.constant([len(array) - 1])).numpy() == -1).all() == (not is_copied)
