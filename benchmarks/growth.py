@@ -167,11 +167,11 @@ def examples(count: int) -> dict[str, float]:
     """Until the first batch, from the beginning and from a position in the middle of the fifth pass."""
     import numpy as np
 
-    from launcher.data.keras_data import array_data
+    from launcher.data.keras_data import make_data
     from launcher.data.pipeline import Shard
 
     _have_memory(count * 60 // 1_000_000)
-    data = array_data((np.zeros([count, 4], np.float32), np.zeros([count], np.int32)), None, shuffle=True)
+    data, _ = make_data((np.zeros([count, 4], np.float32), np.zeros([count], np.int32)), None, shuffle=True)
     figures = {}
     for name, step in (("first batch, s", 0), ("batch of the fifth pass, s", count * 4 // 32 + 7)):
         shard = Shard(global_batch_size=32, num_replicas=1, first_replica=0, local_replicas=1, seed=0, start_step=step)

@@ -10,6 +10,7 @@ The gin file says what to train, the flags where and how. Without --gin_file, th
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -81,6 +82,7 @@ def prepare(argv: Sequence[str]) -> None:
     request = modes.make_request(parse(argv))
     require_tensorflow()
     modes.module_of(request)
+    importlib.import_module("launcher.run.loading").import_builtins()  # with TensorFlow, which is there only now
 
 
 def parse(argv: Sequence[str]) -> flags.FlagValues:

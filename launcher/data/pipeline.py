@@ -23,7 +23,7 @@ from launcher.data.images.mix import partner_positions
 from launcher.data.order import example_seeds, shuffled
 from launcher.data.text import storage
 from launcher.errors import UsageError
-from launcher.machine.host_arrays import copied_tensor
+from launcher.machine.host_arrays import rows_of
 from launcher.machine.no_autograph import call_converted, no_autograph
 
 Batch = dict[str, tf.Tensor]
@@ -157,7 +157,8 @@ class ArrayExamples:
         (3, array([1]))
 
     Args:
-      arrays: key to array [n, ...] of any dtype TensorFlow knows. The key "weight", if there, weights the examples.
+      arrays: key to array [n, ...] of any dtype TensorFlow knows, not to be written to while they are in use: large
+        ones need not be copied. The key "weight", if there, weights the examples.
 
     Raises:
       UsageError: no arrays, arrays of different lengths, none of any length, or rows of unequal shapes.
@@ -175,7 +176,7 @@ class ArrayExamples:
             raise UsageError(f"a data set needs at least one example, got arrays of length 0: {', '.join(lengths)}")
         if WEIGHT in arrays and self._arrays[WEIGHT].ndim != 1:
             raise UsageError(f"'weight' must hold one number an example, got shape {self._arrays[WEIGHT].shape}")
-        self._tensors: Batch = {}
+        self._rows: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -189,12 +190,12 @@ class ArrayExamples:
 
     @no_autograph
     def fetch(self, indices: tf.Tensor) -> Batch:
-        if not self._tensors:
+        if not self._rows:
             # Made once and captured by reference: as constants of the graph they would be limited to 2 GB. Not made
             # before the first use, because that would start TensorFlow's runtime while devices are still being set up.
             with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = {key: copied_tensor(array) for key, array in self._arrays.items()}
-        return {key: tf.gather(tensor, indices) for key, tensor in self._tensors.items()}
+                self._rows = {key: rows_of(array) for key, array in self._arrays.items()}
+        return {key: rows(indices) for key, rows in self._rows.items()}
 
 
 def _as_array(key: str, value: npt.ArrayLike) -> np.ndarray:
@@ -302,7 +303,7 @@ class RandomAccessData:
             return weighted(call_converted(self.mix, batch, partner, seeds[:count]), count)
 
         first = shard.start_step * shard.local_replicas
-        return batch_pipeline(tf.data.Dataset.counter(first, dtype=tf.int64), batch_at)
+        return batch_pipeline(_not_rewritten(tf.data.Dataset.counter(first, dtype=tf.int64)), batch_at)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
         if self.evaluation is None:
@@ -320,10 +321,17 @@ class RandomAccessData:
             return weighted(self._finished(batch), shard.per_replica_batch_size, tf.cast(real, tf.float32))
 
         elements = shard.eval_steps(size) * shard.local_replicas
-        return batch_pipeline(tf.data.Dataset.range(elements), batch_at)
+        return batch_pipeline(_not_rewritten(tf.data.Dataset.range(elements)), batch_at)
 
     def _finished(self, batch: Batch) -> Batch:
         return batch if self.finish is None else call_converted(self.finish, batch)
+
+
+def _not_rewritten(elements: tf.data.Dataset) -> tf.data.Dataset:
+    """To rewrite a pipeline, each of its iterators copies the tensors it reads, which may be all examples."""
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    return elements.with_options(options)
 
 
 def _check_can_run(examples: Examples, shard: Shard) -> None:

@@ -108,7 +108,8 @@ class TFRecords(Records):
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         paths, file, offsets, lengths = self._tensors
-        places = tf.gather(tf.gather(paths, file), indices), tf.gather(offsets, indices), tf.gather(lengths, indices)
+        file, *span = (tf.gather(column, indices) for column in (file, offsets, lengths))
+        places = tf.gather(paths, file), *span
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
 
     def read(self, index: int) -> bytes:

@@ -1,13 +1,16 @@
 """NumPy arrays as tensors in the host's memory: `tf.constant` takes twice their memory for a while."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from launcher.machine.no_autograph import no_autograph
+
 _ALIGNMENT = 64  # bytes: what TensorFlow's operations want of a tensor's memory on a CPU
+_SHARED_BYTES = 2**26  # from here on, arrays of examples are not copied
 
 
 def shared_tensor(array: np.ndarray) -> tf.Tensor:
@@ -42,3 +45,34 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def rows_of(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
+    """What gives rows of an array by their indices, on the device of the scope.
+
+    A large array is read where it lies, from the first of its rows at which a tensor can begin; NumPy puts large arrays
+    16 bytes behind such a place. Rows that never meet one, such as those of 64 bytes each, are copied.
+    """
+    head = _rows_before_a_tensor(array)
+    if head is None:
+        whole = copied_tensor(array)
+        return lambda indices: tf.gather(whole, indices)
+    first, rest = copied_tensor(array[: head + 1]), shared_tensor(array[head:])
+
+    @no_autograph
+    def rows(indices: tf.Tensor) -> tf.Tensor:
+        is_first = tf.reshape(indices < head, [-1] + [1] * (array.ndim - 1))
+        of_first = tf.gather(first, tf.minimum(indices, head))
+        return tf.where(is_first, of_first, tf.gather(rest, tf.maximum(indices - head, 0)))
+
+    return rows
+
+
+def _rows_before_a_tensor(array: np.ndarray) -> int | None:
+    """None where no row that is to be shared can begin a tensor."""
+    if array.nbytes < _SHARED_BYTES or array.dtype.kind not in "fiu" or not array.dtype.isnative:
+        return None
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        return None
+    begin, row = array.ctypes.data, array.nbytes // len(array)
+    return next((n for n in range(min(_ALIGNMENT, len(array))) if (begin + n * row) % _ALIGNMENT == 0), None)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 
 import psutil
@@ -22,6 +23,13 @@ from launcher.jobs.drill import files
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"), pytest.mark.slow]
 
 READY = "--standby: 2 spare process(es) are ready"
+PREPARED = """
+import sys
+from launcher import main
+from tensorflow.python.eager import context
+main.prepare(["launcher.main", "--gin_file=mlp_fashion.gin"])
+print({"launcher.data.images.digits", "models.mlp"} <= set(sys.modules), context.context()._initialized)
+"""
 ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]
 
 
@@ -87,6 +95,11 @@ def test_spares_end_with_a_job_that_is_preempted(standing_by):
     os.kill(job.numbers("pids")[0], signal.SIGTERM)
     assert job.wait().returncode == 42
     assert not any(map(is_running, waiting))
+
+
+def test_a_spare_has_what_recipes_name_and_no_device():
+    done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
 
 
 @pytest.mark.parametrize("backend", ["member", "ssh", "slurm", "kubernetes", "tpu_vm"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.machine.host_arrays import copied_tensor
+from launcher.machine.host_arrays import copied_tensor, rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -18,21 +18,29 @@ NUMBERS = np.arange(24)
 READ_ONLY = np.arange(24, dtype=np.int16)
 READ_ONLY.flags.writeable = False
 
-# Takes an array of 200 MB as a tensor and prints how much the process's peak grew, in MB.
+# Uses an array of 200 MB and prints how much the process's peak grew, in MB.
 PEAK = """
+import sys
 import numpy as np
 from pathlib import Path
+from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.machine.host_arrays import copied_tensor
+
+def first_batch(array):
+    shard = Shard(global_batch_size=8, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
+    data = RandomAccessData(train=ArrayExamples({"x": array}))
+    return next(iter(data.train_batches(shard)))
 
 def megabytes(what):
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
     return int(line.split()[1]) / 1e3
 
-copied_tensor(np.ones(1, np.float32))
+use = {"copied": copied_tensor, "first batch": first_batch}[sys.argv[1]]
+use(np.ones(1, np.float32))
 array = np.ones([50_000_000], np.float32)
 Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
 before = megabytes("VmRSS")
-tensor = copied_tensor(array)
+used = use(array)
 print(megabytes("VmHWM") - before)
 """
 
@@ -56,6 +64,23 @@ def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
     np.testing.assert_array_equal(tf.identity(tensor).numpy(), expected)
 
 
-def test_an_array_as_a_tensor_takes_its_memory_once():
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
-    assert 190 < float(done.stdout) < 260
+@pytest.mark.parametrize(("use", "least", "most"), [("copied", 190, 260), ("first batch", 0, 60)])
+def test_an_array_takes_its_memory_once_as_a_tensor_and_not_at_all_as_examples(use, least, most):
+    done = subprocess.run([sys.executable, "-c", PEAK, use], capture_output=True, text=True, check=True)
+    assert least <= float(done.stdout) < most
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset", "is_copied"),
+    [((4_300_000, 4), 16, False), ((17_000_000,), 0, False), ((270_000, 64), 16, True)],
+)
+def test_rows_of_a_large_array_are_read_where_it_lies_if_one_of_them_can_begin_a_tensor(shape, offset, is_copied):
+    memory = np.empty(int(np.prod(shape)) * 4 + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    array = memory[begin : begin + int(np.prod(shape)) * 4].view(np.int32).reshape(shape)
+    array[...] = np.arange(array.size).reshape(shape)
+    indices = np.array([0, 1, 2, 3, 4, 5, 63, 64, len(array) - 1, 2])
+    rows = rows_of(array)
+    np.testing.assert_array_equal(rows(tf.constant(indices)).numpy(), array[indices])
+    array[-1] = -1
+    assert (rows(tf.constant([len(array) - 1])).numpy() == -1).all() == (not is_copied)
