@@ -234,6 +234,8 @@ class State:
 
     def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray | Source) -> None:
         shard, key = self.shard_of(variable), id(variable if isinstance(variable, tf.Variable) else variable.value)
+        if self._engine is None and callable(value):
+            value = value(None)
         if callable(value) or (shard is not None and self._engine is not None):
             self._sources[key] = value if callable(value) else value_of(value)
             return

@@ -139,7 +139,10 @@ def test_gin_binds_image_data():
         ({"name": "tfds:imagenet2012"}, "bind image_data.image_size"),
         ({"name": "synthetic", "num_classes": 2}, "bind image_data.image_size"),
         ({"name": "synthetic", "image_size": 8, "num_classes": 2, "eval_examples": 0}, "eval_examples = 0"),
-        ({"name": "synthetic", "image_size": 8, "num_classes": 2, "augmentation": "small"}, "not augmented"),
+        (
+            {"name": "synthetic", "image_size": 8, "num_classes": 2, "augmentation": "small"},
+            "must be 'none' for synthetic images",
+        ),
     ],
 )
 def test_bindings_that_make_no_data_are_refused(bindings, words):

@@ -290,7 +290,7 @@ MISTAKES = {
     ),
     "python": (lambda *_: "--remote_python=/no/python", ["127.0.0.1", "/no/python", "--remote_python"]),
     "folder": (lambda *_: "--remote_dir=/no/folder", ["127.0.0.1", "/no/folder", "--remote_dir"]),
-    "version": (lambda _, tmp_path: other_version(tmp_path), ["127.0.0.1", "9.9.9", "install the same"]),
+    "version": (lambda _, tmp_path: other_version(tmp_path), ["127.0.0.1", "9.9.9", "install 0.1.0, as here"]),
 }
 
 

@@ -257,7 +257,7 @@ def broken():
         (three(4, 8, 8, 8), "gives a batch of 8 examples, and its first one has 4"),
         (tf.data.Dataset.from_generator(
             lambda: three(4, 8, 8, 8), output_signature=(tf.TensorSpec([None, 6]), tf.TensorSpec([None], tf.int64))
-        ), "more than 4 examples, which its first one has: no batch may be larger"),
+        ), "more than 4 examples, which its first one has; see rebatch"),
         (broken(), r"test_fit_data.py line \d+, in broken\(\): .*KeyError: 'label'"),
     ],
 )  # fmt: skip

@@ -159,7 +159,7 @@ def test_a_bound_of_the_keras_optimizer_is_that_of_the_step_and_contradicts_anot
 
 def test_a_rate_that_is_a_schedule_cannot_be_set():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    with pytest.raises(UsageError, match="must be a number"):
+    with pytest.raises(UsageError, match="is a schedule, which cannot be set"):
         Optimizer(keras.optimizers.SGD(schedule), settable_rate=True)
 
 

@@ -179,7 +179,7 @@ def test_a_compiler_that_is_missing_or_too_old_is_refused_with_the_extra_to_inst
     monkeypatch.setattr(compiler_lib.importlib.metadata, "version", version)
     assert compiler_lib.require_versions() == installed
     installed["libtpu"] = "0.0.9"
-    with pytest.raises(UsageError, match=r"libtpu 0\.0\.9 is too old, .*pip install -e .*\[preflight\]"):
+    with pytest.raises(UsageError, match=r"libtpu 0\.0\.9 is older than .*pip install -e .*\[preflight\]"):
         compiler_lib.require_versions()
     del installed["libtpu"]
     with pytest.raises(UsageError, match=r"libtpu is not installed.*pip install -e .*\[preflight\]"):

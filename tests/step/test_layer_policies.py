@@ -198,7 +198,7 @@ def test_dtypes_that_meet_unreconciled_are_the_users_mistake_and_say_so() -> Non
         ({"(query|dense)": "float32"}, r"did you mean '\.\*/\(query\|dense\)'"),
         (
             {"mixing/.*": "float32", ".*/attention": "mixed_float16"},
-            r"layer mixing/attention is named by 'mixing/\.\*'",
+            r"'mixing/\.\*' and '\.\*/attention' give layer mixing/attention different policies",
         ),
     ],
 )

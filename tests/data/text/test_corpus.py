@@ -116,7 +116,7 @@ def test_nothing_is_read_before_the_check(data_dir):
     ("arguments", "words"),
     [
         ({"name": "line:a"}, "unknown; did you mean 'lines:'"),
-        ({"length": 1}, "text_corpus.length = 1 must be 2 or more"),
+        ({"length": 1}, "text_corpus.length = 1: must be 2 or more"),
         ({"eval_context": 64}, "eval_context = 64 must be from 0 to length - 1 = 63"),
     ],
 )
