@@ -213,7 +213,7 @@ def check_builder(binding: str, model: Callable[..., Any], example: str) -> None
     """Raises UsageError unless a bound model is a builder, which is called later, under the strategy's scope."""
     if isinstance(model, keras.Model) or not callable(model):  # a built model can be called, too
         raise UsageError(
-            f"{binding} must be a reference without parentheses, such as {example}, got {type(value).__name__}"
+            f"{binding} must be a reference without parentheses, such as {example}, got {type(model).__name__}"
         )
 
 
