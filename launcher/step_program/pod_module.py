@@ -74,13 +74,18 @@ def convert(
         )
 
 
-def of_partitions(jax: JaxParts, text: str) -> bytes:
+def of_partitions(jax: JaxParts, text: str, *, scatters: bool = True) -> bytes:
     """The same program, in StableHLO's portable form, for one replica of as many partitions, as a mesh of JAX has them.
 
-    Collectives are over the devices' numbers, and what was a replica's number is a partition's.
+    Collectives are over the devices' numbers, and what was a replica's number is a partition's. Where the devices do
+    not scatter, each sums the whole and takes its part.
     """
     with jax.new_context():
         module = jax.ir.Module.parse(text)
+        for one in [] if scatters else operations(jax, module, "stablehlo.reduce_scatter"):
+            with jax.ir.InsertionPoint(one), one.location:
+                one.results[0].replace_all_uses_with(_sum_and_slice(jax, one))
+            one.erase()
         channel = jax.ir.Attribute.parse("#stablehlo.channel_handle<handle = 1, type = 1>")
         for collective in operations(jax, module, *(f"stablehlo.{name}" for name in _COLLECTIVES)):
             collective.attributes["channel_handle"] = channel
@@ -144,6 +149,22 @@ def _all_reduce_sum(jax: JaxParts, operand: Any, num_replicas: int) -> Any:
     reduce = jax.stablehlo.AllReduceOp([operand.type], [operand], one_group(jax, num_replicas))
     add_up(jax, reduce)
     return reduce.results[0]
+
+
+def _sum_and_slice(jax: JaxParts, scatter: Any) -> Any:
+    """What a reduce_scatter over all replicas gives."""
+    groups = jax.ir.DenseElementsAttr(scatter.attributes["replica_groups"])
+    axis, shape = jax.ir.IntegerAttr(scatter.attributes["scatter_dimension"]).value, scatter.results[0].type.shape
+    int64 = jax.ir.RankedTensorType.get([], jax.ir.IntegerType.get_signless(64))
+
+    def number(value: int) -> Any:
+        return jax.stablehlo.constant(jax.ir.DenseElementsAttr.get(np.array(value, np.int64), type=int64.element_type))
+
+    replica = jax.stablehlo.convert(int64, jax.stablehlo.replica_id())
+    begin = jax.stablehlo.multiply(replica, number(shape[axis]))
+    starts = [begin if place == axis else number(0) for place in range(len(shape))]
+    whole = _all_reduce_sum(jax, scatter.operands[0], groups.type.shape[1])
+    return jax.stablehlo.dynamic_slice(whole, starts, jax.ir.DenseI64ArrayAttr.get(list(shape)))
 
 
 def add_up(jax: JaxParts, collective: Any) -> None:
