@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from launcher.optimizers.weight_shards import WeightShard, norms
+from launcher.optimizers.weight_shards import WeightShard, means, norms, without_axis
 
 
 class _Method(keras.optimizers.Optimizer):
@@ -21,6 +22,7 @@ class _Method(keras.optimizers.Optimizer):
       arguments: settings, and those of every Keras optimizer; slots' names begin with `name`.
     """
 
+    reduces_shards = True
     defaults: ClassVar[Mapping[str, Any]] = {}
     learning_rate_by_default = 0.001
 
@@ -58,7 +60,6 @@ class LAMB(_Method):
     `keras.optimizers.Lamb` differs: it decays outside the ratio and cannot exclude variables from it.
     """
 
-    takes_norms_of_shards = True
     defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}
 
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
@@ -99,7 +100,6 @@ class LARS(_Method):
     variables get neither decay nor the ratio. `trust_coefficient` is eta in the paper.
     """
 
-    takes_norms_of_shards = True
     defaults: ClassVar = {"momentum": 0.9, "nesterov": False, "trust_coefficient": 0.001, "epsilon": 0.0}
     learning_rate_by_default = 0.1
 
@@ -151,19 +151,25 @@ class Adafactor(_Method):
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
         self._moments = [self._moments_of(variable) for variable in variables]
 
-    def _moments_of(self, variable: keras.Variable) -> list[keras.Variable]:
+    def _moments_of(self, variable: keras.Variable | WeightShard) -> list[keras.Variable]:
         """The moments of rows and of columns, or of each element of a vector."""
-        shape = tuple(variable.shape)
-        shapes = {"second_moment": shape}
-        if len(shape) >= 2:
-            shapes = {"row_moment": shape[:-1], "column_moment": (*shape[:-2], shape[-1])}
-        path = variable.path.replace("/", "_")
+        if len(variable.shape) < 2:
+            return self._slots([variable], "second_moment")
         return [
-            self.add_variable(shape=part, initializer="zeros", dtype=variable.dtype, name=f"{path}_{name}")
-            for name, part in shapes.items()
+            self._mean_slot(without_axis(variable, -1), "row_moment"),
+            self._mean_slot(without_axis(variable, -2), "column_moment"),
         ]
 
-    def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
+    def _mean_slot(self, like: SimpleNamespace | WeightShard, name: str) -> keras.Variable:
+        if isinstance(like, WeightShard):
+            return self.add_variable_from_reference(like, name)
+        # Keras would put it beside its reference, which has to be a variable for that.
+        name = f"{like.path.replace('/', '_')}_{name}"
+        return self.add_variable(shape=like.shape, initializer="zeros", dtype=like.dtype, name=name)
+
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
+    ) -> None:
         index = self._get_variable_index(variable)
         moments = self._moments[index]
         weight = tf.convert_to_tensor(variable)
@@ -171,19 +177,20 @@ class Adafactor(_Method):
         count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
         beta = 1.0 - tf.pow(count, -self.decay)
         squares = tf.square(gradient) + self.epsilon
-        means = [squares] if len(moments) == 1 else [tf.reduce_mean(squares, -1), tf.reduce_mean(squares, -2)]
-        new = [beta * tf.convert_to_tensor(old) + (1.0 - beta) * mean for old, mean in zip(moments, means, strict=True)]
+        seen = [squares] if len(moments) == 1 else [means(variable, squares, axis=axis)[0] for axis in (-1, -2)]
+        new = [beta * tf.convert_to_tensor(old) + (1.0 - beta) * mean for old, mean in zip(moments, seen, strict=True)]
         if len(new) == 1:
             update = gradient * tf.math.rsqrt(new[0])
         else:
             rows, columns = new
             # Two roots instead of one of the product, which could be too small for a float.
-            shares = rows / tf.reduce_mean(rows, -1, keepdims=True)
+            shares = rows / means(without_axis(variable, -1), rows, axis=-1)[0][..., None]
             update = gradient * tf.math.rsqrt(shares)[..., :, None] * tf.math.rsqrt(columns)[..., None, :]
-        update /= tf.maximum(1.0, _rms(update) / self.clip_threshold)
+        update_rms, weight_rms = map(tf.sqrt, means(variable, tf.square(update), tf.square(weight)))
+        update /= tf.maximum(1.0, update_rms / self.clip_threshold)
         for moment, value in zip(moments, new, strict=True):
             self.assign(moment, value)
-        update *= tf.maximum(_rms(weight), self.scale_epsilon)
+        update *= tf.maximum(weight_rms, self.scale_epsilon)
         if self._included[index] and self.layer_decay:
             update += self.layer_decay * weight
         self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
@@ -193,7 +200,3 @@ def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor
     """The ratio, and 1 where either norm is 0."""
     usable = tf.logical_and(weight_norm > 0.0, other_norm > 0.0)
     return tf.where(usable, ratio, tf.ones_like(weight_norm))
-
-
-def _rms(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.sqrt(tf.reduce_mean(tf.square(tensor)))

@@ -20,7 +20,7 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
-from launcher.optimizers.weight_shards import WeightShard, check_shardable, shard_of, takes_norms
+from launcher.optimizers.weight_shards import WeightShard, check_shardable, reduces_shards, shard_of
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -57,7 +57,7 @@ class Optimizer:
     Attributes:
       shards: of each variable that `build` was given, the shard that a replica updates; None where each updates the
         whole.
-      slot_shards: slots of which a replica holds a shard, each with the shard of the variable.
+      slot_shards: slots of which a replica holds a shard, each with its shape's shard: the variable's, or less an axis.
 
     Raises:
       UsageError: an argument is out of range, or the Keras optimizer relies on what `apply_gradients` does.
@@ -148,7 +148,7 @@ class Optimizer:
     @property
     def reduces_shards(self) -> bool:
         """Whether `apply` reduces over the replicas where variables are sharded, and cannot stand in a conditional."""
-        return takes_norms(self._keras)
+        return reduces_shards(self._keras)
 
     def _build_keras(self) -> None:
         if not any(self.shards):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -120,21 +121,45 @@ def norms(variable: keras.Variable | WeightShard, *tensors: tf.Tensor) -> list[t
     return tf.unstack(tf.sqrt(of_all))
 
 
-def takes_norms(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether its update takes `norms`, and so must not stand in a conditional where weights are in shards."""
-    return getattr(type(optimizer), "takes_norms_of_shards", False)
+def means(variable: keras.Variable | WeightShard, *tensors: tf.Tensor, axis: int | None = None) -> list[tf.Tensor]:
+    """The means over one axis, or all, of tensors of a variable's shape; of a shard those of the whole.
+
+    They are reduced where the shards lie along that axis; along another one, each replica has its part of them.
+    """
+    own = [tf.reduce_mean(tensor, axis) for tensor in tensors]
+    if not isinstance(variable, WeightShard) or axis not in (None, variable.axis, variable.axis - len(variable.shape)):
+        return own
+    # Shards are equal in size, so that the mean of their means is the whole's.
+    context = tf.distribute.get_replica_context()
+    return tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(own)) / variable.count)
+
+
+def without_axis(variable: keras.Variable | WeightShard, axis: int) -> SimpleNamespace | WeightShard:
+    """What `means` over an axis belong to: as the variable, but for that axis; whole if its shards lie along it."""
+    whole = variable.whole if isinstance(variable, WeightShard) else variable
+    axis %= len(whole.shape)
+    shape = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+    like = SimpleNamespace(shape=shape, dtype=whole.dtype, path=whole.path, name=whole.name)
+    if not isinstance(variable, WeightShard) or variable.axis == axis:
+        return like
+    return WeightShard(like, variable.axis - (axis < variable.axis), variable.count)
+
+
+def reduces_shards(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether its update takes `norms` or `means`, and so must not stand in a conditional where weights are sharded."""
+    return getattr(type(optimizer), "reduces_shards", False)
 
 
 def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses, by UsageError, to share out the state of an optimizer that is not known to do with shards."""
     kind = type(optimizer)
     known = kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]
-    if known or getattr(kind, "element_wise", False) or takes_norms(optimizer):
+    if known or getattr(kind, "element_wise", False) or reduces_shards(optimizer):
         return
     raise UsageError(
         f"train.shard: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
-        "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS or one of "
-        f"{', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step "
+        "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS, Adafactor or "
+        f"one of {', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step "
         "does so, say element_wise = True in its class"
     )
 

@@ -207,21 +207,40 @@ def test_weights_that_the_loss_does_not_depend_on_are_left_alone():
 
 
 def test_an_optimizer_that_sees_weights_as_a_whole_is_refused():
-    with pytest.raises(UsageError, match=re.escape("Adafactor")) as refusal:
-        run(lambda: optimizers.adafactor(learning_rate=0.01), shard=True)
+    with pytest.raises(UsageError, match=re.escape("Muon")) as refusal:
+        run(lambda: keras.optimizers.Muon(learning_rate=0.01), shard=True)
     assert "train.shard" in str(refusal.value)
     assert "element_wise = True" in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", repeated_but(["lamb"], ["lamb", "lars"]))
-def test_norms_of_whole_weights_are_taken_of_their_parts(name):
+def deep_network() -> keras.Model:
+    """Weights divided along an axis before their matrices', along rows and along columns, and small ones."""
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Reshape((3, 11)),
+            keras.layers.Conv1D(64, 2, activation="relu", name="leading"),
+            keras.layers.Conv1D(35, 1, activation="relu", name="rows"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(64, "relu", name="first"),
+            keras.layers.Dense(35, "relu", name="rows_too"),
+            keras.layers.Dense(32, "relu", name="columns"),
+            keras.layers.Dense(4, name="small"),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", repeated_but(["lamb", "adafactor"], ["lamb", "lars", "adafactor"]))
+def test_norms_and_means_of_whole_weights_are_taken_of_their_parts(name):
     def optimizer():
         return getattr(optimizers, name)(learning_rate=0.01, weight_decay=0.1)
 
-    settings = {"bad_step": 1, "clipping": {"layer_norm": 0.5}, "model": short_network}
+    settings = {"bad_step": 1, "clipping": {"layer_norm": 0.5}, "model": deep_network}
     (records, made), (expected, whole) = (run(optimizer, shard=shard, **settings) for shard in (True, False))
     assert records.finite.tolist() == [1, 0, 1]
     np.testing.assert_allclose(records.loss, expected.loss, rtol=1e-6)
+    assert {shard.axis for shard in made.trainer.optimizer.shards if shard} == {0, 1}
+    assert made.trainer.state.specs() == whole.trainer.state.specs()
     state = made.trainer.state.snapshot()
     for key, value in whole.trainer.state.snapshot().items():
         np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-7, err_msg=key)
