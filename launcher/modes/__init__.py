@@ -104,7 +104,7 @@ class TrainRequest(EngineRequest):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictRequest(Request):
+class PredictRequest(EngineRequest):
     """The flags of `--mode=predict`."""
 
     input: str | None = flag(

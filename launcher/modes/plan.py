@@ -1,10 +1,13 @@
-"""The plan that a mode's flags and recipe make on this machine."""
+"""The plan that a mode's flags and recipe make on this machine, and what makes it real."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 
-from launcher.modes import Request
-from launcher.run import loading
+from launcher.modes import MODES, EngineRequest, Request
+from launcher.run import loading, session
 from launcher.run.plan import RunPlan
+from launcher.run.session import Session
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
@@ -24,3 +27,13 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
         connect=connect,
         engine=getattr(request, "engine", None),
     )
+
+
+def session_builder(request: Request) -> Callable[[RunPlan], Session]:
+    """What makes the session on the engine that the flags name."""
+    if not isinstance(request, EngineRequest) or request.engine != "pjrt":
+        return session.build
+    from launcher.step_program import pjrt_engine  # with JAX, which need not be there
+
+    cache, trains = getattr(request, "compile_cache", None), MODES[request.mode].trains
+    return partial(pjrt_engine.build, compile_cache=cache, from_chief=request.restore_from_chief, trains=trains)

@@ -14,9 +14,9 @@ from launcher.machine import compile_cache
 from launcher.machine.exit_barrier import chief_last
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import MODES, EngineRequest, Request, TrainRequest, commands
-from launcher.modes.plan import make_machine, resolve
+from launcher.modes.plan import make_machine, resolve, session_builder
 from launcher.reporting.summary import Stopwatch, take_beginning
-from launcher.run import loading, memory_trial, programs, session, training
+from launcher.run import loading, memory_trial, programs, training
 from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
 from launcher.run.plan import RunPlan, check_engine
@@ -129,16 +129,6 @@ def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
         metrics_port=getattr(request, "metrics_port", None),
         compile_cache=getattr(request, "compile_cache", None),
         next_commands=lambda: commands.after_training(request, recipe.task),
-        build=_builder(request),
+        build=session_builder(request),
         save_model=save_model,
     )
-
-
-def _builder(request: Request) -> Callable[[RunPlan], session.Session]:
-    """What makes the session on the engine that the flags name."""
-    if not isinstance(request, EngineRequest) or request.engine != "pjrt":
-        return session.build
-    from launcher.step_program import pjrt_engine  # with JAX, which need not be there
-
-    cache, from_chief = getattr(request, "compile_cache", None), request.restore_from_chief
-    return lambda plan: pjrt_engine.build(plan, compile_cache=cache, from_chief=from_chief)

@@ -39,6 +39,7 @@ class Session:
     model: keras.Model
     trainer: Trainer
     evaluator: Evaluator
+    engine: Engine | None
     notes: tuple[str, ...] = ()
 
 
@@ -88,7 +89,15 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         engine=engine,
     )
     evaluator = Evaluator(strategy, model, plan, engine)
-    return Session(plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, notes=tuple(notes))
+    return Session(
+        plan=plan,
+        strategy=strategy,
+        model=model,
+        trainer=trainer,
+        evaluator=evaluator,
+        engine=engine,
+        notes=tuple(notes),
+    )
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:

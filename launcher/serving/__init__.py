@@ -1,11 +1,13 @@
 """Serving of trained models: `--mode=predict`, `--mode=export`, MODEL_DIR/model.keras, and the weights for all."""
 
 import os
+from collections.abc import Callable
 
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.run import session
 from launcher.run.plan import RunPlan
+from launcher.run.session import Session
 from launcher.run.start import assets
 from launcher.serving import weights
 from launcher.serving.weights import Weights
@@ -17,16 +19,16 @@ def checkpoints_of(model_dir: str) -> CheckpointStore:
 
 
 def trained(
-    plan: RunPlan, model_dir: str, mode: str, *, replicas_allowed: bool = False
-) -> tuple[session.Session, Weights]:
+    plan: RunPlan, model_dir: str, mode: str, build: Callable[[RunPlan], Session] | None = None
+) -> tuple[Session, Weights]:
     """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
     checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe, and
-    for several workers, or replicas where they are not allowed.
+    for several workers, or replicas without what builds a session on several.
     """
-    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and not replicas_allowed):
-        where = "in one process" if replicas_allowed else "in one process on one device"
+    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and build is None):
+        where = "in one process" if build else "in one process on one device"
         raise UsageError(
             f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
             f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
@@ -36,7 +38,7 @@ def trained(
     if step is None:
         raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
     plan.recipe.task.use_assets(assets.read(model_dir))
-    made = session.build(plan)
+    made = (build or session.build)(plan)
     found = weights.read(store, step, made.model, averaged=plan.recipe.evaluate_ema)
-    weights.put(made.model, found.arrays)
+    made.trainer.state.restore(found.arrays)
     return made, found

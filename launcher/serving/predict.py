@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.machine.no_autograph import call_converted
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.serving import answers_file, trained
@@ -24,7 +25,14 @@ from launcher.tasks.base import ReadsImages, ReadsLines
 _PROGRESS_SECONDS = 10.0
 
 
-def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: str | None) -> None:
+def run(
+    plan: RunPlan,
+    model_dir: str,
+    build: Callable[[RunPlan], Session],
+    *,
+    input_path: str | None,
+    output_path: str | None,
+) -> None:
     """Answers every record of the input; see `open_records` for what these can be.
 
     Records are read as they are needed, in batches of the evaluation's size. What is answered stays in OUTPUT.partial
@@ -40,7 +48,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     """
     _check_output(input_path, output_path)
     records = open_records(input_path, plan.recipe.task)
-    made, weights = trained(plan, model_dir, "predict", replicas_allowed=True)
+    made, weights = trained(plan, model_dir, "predict", build)
     records.prepare(made)
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:
@@ -93,7 +101,7 @@ def _answer_all(made: Session, records: Inputs, output: AnswersFile) -> None:
     write, progress = writer(made, records.answer), _Progress(records.total)
     for batch in records.batches(size):
         # Padded to one size, so that the last batch needs no program of its own.
-        rows = 1 if len(batch) == made.strategy.num_replicas_in_sync == 1 else size
+        rows = 1 if len(batch) == made.trainer.num_replicas == 1 else size
         inputs, damaged = records.encode(batch, rows)
         outputs = write(inputs) if inputs else None
         output.append(records.answers(batch, outputs, damaged))
@@ -139,6 +147,8 @@ def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callabl
 
 def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """A function of a batch, of rows divisible by the replicas, that has the model `answer` it, in NumPy arrays."""
+    if made.engine is not None:
+        return functools.partial(made.engine.answer, lambda batch: call_converted(answer, made.model, batch))
     strategy, on_all = made.strategy, on_all_replicas(made, answer)
 
     def gathered(output: Any) -> np.ndarray:

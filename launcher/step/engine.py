@@ -71,6 +71,17 @@ class Engine(Protocol):
           UsageError: the devices cannot run it.
         """
 
+    def answer(self, function: Callable[[dict[str, tf.Tensor]], Any], inputs: Mapping[str, np.ndarray]) -> Any:
+        """What a function makes of all rows of some inputs, with the weights that the state had at the first call.
+
+        Args:
+          function: of one replica's rows, in replica context; returns tensors in any structure, with a row for each.
+          inputs: rows divisible by the replicas. Each new shape is compiled anew.
+
+        Raises:
+          UsageError: the devices cannot run it.
+        """
+
     def take_state(self) -> None:
         """Puts the state on the devices, array by array, unless it is there."""
 

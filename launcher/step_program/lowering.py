@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -144,7 +145,7 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
 
 def lower_forward(
     session: Session,
-    function: Callable[[Batch], tf.Tensor],
+    function: Callable[[Batch], Any],
     spec: batch_spec.BatchSpec,
     axes: Mapping[str, int],
     *,
@@ -154,7 +155,8 @@ def lower_forward(
     """Lowers what an evaluation does with a batch of `spec`.
 
     Args:
-      function: float32 [n] of all replicas, which are the program's scalars; or a result for each row of the batch.
+      function: float32 [n] of all replicas, which are the program's scalars; or tensors with a row for each of
+        the batch.
       axes: the dimensions in which weights are divided, by their names.
 
     Raises as `lower_session`.
@@ -167,7 +169,7 @@ def lower_forward(
     def results(batch: Batch) -> list[tf.Tensor]:
         with xla.compiling(True):
             found = function(batch)
-        return [found] if of_rows else tf.unstack(found)
+        return tf.nest.flatten(found) if of_rows else tf.unstack(found)
 
     return _lower(session, results, spec, named, names=names, axes=axes, for_tpu=for_tpu)
 
@@ -232,7 +234,11 @@ def _lower(
     text, gathered_bytes, whole = module.text, 0, {}
     if in_parts:  # a weight that the step does not change is whole everywhere
         divided = {result.name for result in results} if axes is None else axes.keys()
-        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in divided & named.keys()}
+        whole = {
+            name: axis
+            for name, axis in divided_axes(session, of_weights=True).items()
+            if name in divided & named.keys()
+        }
     if whole:
         text, gathered_bytes = weights_in_parts.divide(
             jax,
@@ -242,7 +248,7 @@ def _lower(
             in_loop=session.plan.microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
-    in_part = _axes(session) | whole
+    in_part = divided_axes(session) | whole
     arguments, results = (
         [_in_part(one, in_part, whole, num_replicas) for one in ones] for ones in (arguments, results)
     )
@@ -298,7 +304,7 @@ def _arguments(
     return arguments, constants
 
 
-def _axes(session: Session, *, of_weights: bool = False) -> dict[str, int]:
+def divided_axes(session: Session, *, of_weights: bool = False) -> dict[str, int]:
     """By name, the dimension in which a replica has a part of the optimizer's state and averages, or of weights."""
     state, shards = session.trainer.state, {id(one.whole): one for one in session.trainer.optimizer.shards if one}
     found = {

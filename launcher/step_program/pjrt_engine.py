@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,21 +42,21 @@ _LOOK_SECONDS = 1e-4
 _REPLICA = "replica"
 
 
-def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool) -> Session:
-    """The session of a plan of `jax_devices.plan`, whose steps JAX runs; the last two as `training.Order` has them.
+def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool, trains: bool = True) -> Session:
+    """The session of a plan of `jax_devices.plan`, whose steps JAX runs; the next two as `training.Order` has them.
 
     Raises:
       UsageError: JAX is missing or has other devices, or the recipe needs TensorFlow's own runtime.
       PeerError: a peer did not come.
     """
-    _check(plan, from_chief)
+    _check(plan, from_chief, trains)
     devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
     engine = PjrtEngine(devices, divides_weights=plan.recipe.shard == "all")
     engine.session = built = session_lib.build(plan, engine)
     return built
 
 
-def _check(plan: RunPlan, from_chief: bool) -> None:
+def _check(plan: RunPlan, from_chief: bool, trains: bool) -> None:
     recipe = plan.recipe
     if recipe.task.step_assigns is not None:
         raise UsageError(
@@ -65,7 +66,7 @@ def _check(plan: RunPlan, from_chief: bool) -> None:
         raise UsageError(
             "--restore_from_chief is for --engine=tensorflow: give every worker --model_dir on a disk that all share"
         )
-    if "auto" in (recipe.microbatches, recipe.rematerialize):
+    if trains and "auto" in (recipe.microbatches, recipe.rematerialize):
         raise UsageError(
             "--engine=pjrt tries no settings: give train.microbatches and train.rematerialize values, such as those "
             "that --mode=preflight finds"
@@ -88,6 +89,7 @@ class PjrtEngine:
         self.first_values: FirstValues | None = {} if divides_weights else None
         self.averages: Mapping[str, str] = {}
         self._held: dict[str, Any] = {}
+        self._answers: dict[str, tuple[_Compiled, dict[str, Any], Any]] = {}
         self._lowered: Lowered | None = None
         self._step: _Compiled | None = None
         self._arguments: dict[str, Argument] = {}
@@ -153,14 +155,44 @@ class PjrtEngine:
         spec = batches.dataset.element_spec
         lowered = lowering.lower_forward(self.session, function, spec, axes, of_rows=of_rows, for_tpu=self._on_tpu)
         program = _Compiled(lowered.program, self._devices, self._mesh)
-        arguments = [one for one in lowered.program.arguments if one.kind != "batch"]
 
         def begin() -> Callable[[Iterator, int], Any]:
-            state = self.session.trainer.state
-            held = {one.name: self._in_evaluation(one, lowered, state) for one in arguments}
+            held = self._held_for(lowered)
             return partial(self._rows_of, program, held) if of_rows else partial(self._sums_of, program, held)
 
         return begin
+
+    def answer(self, function: Callable[[dict[str, tf.Tensor]], Any], inputs: Mapping[str, np.ndarray]) -> Any:
+        rows = len(next(iter(inputs.values()))) // self.num_replicas
+        spec = {name: tf.TensorSpec([rows, *array.shape[1:]], array.dtype) for name, array in inputs.items()}
+        if str(spec) not in self._answers:
+            made: list[Any] = []
+
+            def noted(batch: Batch) -> Any:
+                made.append(function(batch))
+                return made[-1]
+
+            axes = {} if self.first_values is None else lowering.divided_axes(self.session, of_weights=True)
+            lowered = lowering.lower_forward(self.session, noted, spec, axes, of_rows=True, for_tpu=self._on_tpu)
+            program = _Compiled(lowered.program, self._devices, self._mesh)
+            # Those of another shape's program that none changes are the same.
+            there = {name: one for program, held, _ in self._answers.values() for name, one in program.kept(held)}
+            self._answers[str(spec)] = program, self._held_for(lowered, there), made[-1]
+        program, held, structure = self._answers[str(spec)]
+        parts = [
+            {name: array[one * rows :][:rows] for name, array in inputs.items()} for one in range(self.num_replicas)
+        ]
+        found = program(held, self._batch(parts))
+        return tf.nest.pack_sequence_as(structure, [jax_devices.whole(one) for one in found])
+
+    def _held_for(self, lowered: Lowered, there: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """The arguments of a forward pass, but for the batch."""
+        state = self.session.trainer.state
+        return {
+            one.name: there[one.name] if one.name in there else self._in_evaluation(one, lowered, state)
+            for one in lowered.program.arguments
+            if one.kind != "batch"
+        }
 
     def _sums_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> np.ndarray:
         rows: list[Any] = []
@@ -174,7 +206,7 @@ class PjrtEngine:
     def _rows_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> Any:
         batch = self._batch(next(batches))
         with self._devices.peer_failures(" in the middle of an evaluation"):
-            result = program(held, batch)
+            result = program(held, batch)[0]
             _wait(result)
             return tuple(jax_devices.whole(one) for one in (batch["example"], batch["weight"], result))
 
@@ -317,7 +349,7 @@ def _spec(axis: int | None) -> Any:
 
 
 class _Compiled:
-    """The step of all replicas: (held arrays, batch) -> its report, or the rows of all replicas.
+    """The step of all replicas: (held arrays, batch) -> its report, or a list of what has the rows of all replicas.
 
     The held arrays that it changes are others afterwards.
 
@@ -345,6 +377,7 @@ class _Compiled:
         )
         of_rows = program.results[0].shape != ()
         self._changed = {one.name for one in program.results if one.kind == "variable"}
+        self._variables = {one.name for one in program.arguments if one.kind == "variable"}
         kept = {one.name for one in program.arguments if one.kind != "batch"} - self._changed
         specs = [
             {one.name: _spec(one.axis) for one in program.arguments if one.name in names}
@@ -358,7 +391,7 @@ class _Compiled:
             )
             report = [value for one, value in found if one.kind == "report"]
             new = {one.name: value for one, value in found if one.kind == "variable"}
-            return new, report[0] if of_rows else jax.numpy.stack(report)
+            return new, report if of_rows else jax.numpy.stack(report)
 
         mapped = jax.shard_map(
             step,
@@ -368,6 +401,10 @@ class _Compiled:
             check_vma=False,
         )
         self._run = jax.jit(mapped, donate_argnums=0)
+
+    def kept(self, held: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The variables that it does not change."""
+        return [(name, held[name]) for name in self._variables - self._changed]
 
     def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
         changed = {name: value for name, value in held.items() if name in self._changed}

@@ -143,7 +143,12 @@ def given_of(which: str, folder: Path) -> list[str]:
         return flags(folder / "run", 3, *OF_PROGRAM, recipe=str(folder / "program.py"))[:-2]
     bindings = ("train.steps_per_loop = 1", "Checkpoints.save_model = 'none'")
     if which == "lm_cpu.gin":
-        small = ("language_model.layers = 1", "train.eval_batch_size = 6", "text_corpus.length = 64")
+        small = (
+            "language_model.layers = 1",
+            "train.eval_batch_size = 6",
+            "text_corpus.length = 64",
+            "language_modelling.temperature = 0",
+        )
         text_run.write_corpus(folder)
         bindings += (*small, *text_run.corpus_bindings(folder), "train.ema_decay = 0.5", "train.evaluate_ema = True")
     if which == "transformer_cpu.gin":
@@ -173,6 +178,30 @@ def test_devices_evaluate_and_decode_as_tensorflow_does(run_launcher, tmp_path, 
         assert event.keys() == wanted.keys()
         for name in event.keys() - {"time", "split"}:
             assert event[name] == pytest.approx(wanted[name], rel=2e-6), name
+    # Seven records are no whole batch, and one alone is another shape.
+    for count in (7, 1):
+        answers = [predicted(run_launcher, tmp_path, which, given, count, more) for more in ((), (PJRT, *shard))]
+        if isinstance(answers[0], np.ndarray):
+            np.testing.assert_allclose(answers[1], answers[0], rtol=1e-5, atol=1e-6)
+        else:
+            assert answers[1] == answers[0]
+
+
+def predicted(run_launcher, folder: Path, which: str, given: list[str], count: int, more: tuple[str, ...]):
+    """What `--mode=predict` answers to so many records: lines, or an array."""
+    if which in ("lm_cpu.gin", "transformer_cpu.gin"):
+        written, answers = folder / "records.txt", folder / "answers.txt"
+        written.write_text("".join(f"{'abcdefg'[: number + 1]} one two\n" for number in range(count)))
+    else:
+        written, answers = folder / "records.npy", folder / "answers.npy"
+        shape = (count, 4) if which == "program" else (count, 8, 8, 1)
+        np.save(written, np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    replicas = 2 if PJRT in more and count > 1 else 1
+    done = run_launcher(
+        *given, "--mode=predict", f"--input={written}", f"--output={answers}", f"--replicas={replicas}", *more
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return np.load(answers) if answers.suffix == ".npy" else answers.read_text()
 
 
 def test_an_evaluation_that_jax_cannot_run_is_tensorflows_and_one_line_says_so(run_launcher, tmp_path):
