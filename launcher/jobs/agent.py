@@ -25,7 +25,7 @@ from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
-from launcher.jobs.transports import AGENT
+from launcher.jobs.transports import AGENT, NO_INPUT
 from launcher.machine.ports import free_ports
 
 _TURN_SECONDS = 0.05
@@ -74,7 +74,7 @@ class Agent:
             elif self._exit_code is None:
                 self._obey(message)
         if self._exit_code is None and self._incoming.is_closed:
-            self._end(EXIT_RETRY, "the connection has ended")
+            self._end(EXIT_RETRY, NO_INPUT)
         if self._exit_code is None and time.monotonic() - self._heard_at > protocol.AGENT_PATIENCE_SECONDS:
             self._end(EXIT_RETRY, f"nothing was heard for {protocol.AGENT_PATIENCE_SECONDS:g} s")
         if self._exit_code is None:
