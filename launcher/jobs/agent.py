@@ -44,6 +44,7 @@ class Agent:
         self._mark = ""
         self._backend: LocalBackend | None = None
         self._workers: list[Worker] = []
+        self._processors: list[str] = []
         self._told: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
         self._heard_at = time.monotonic()
@@ -140,6 +141,7 @@ class Agent:
             self._outgoing.send({"is": "refused", "message": str(error)})
             self._exit_code = error.exit_code
             return
+        self._processors = _divide_processors(slots, self._environ)
         self._outgoing.send(
             {
                 "is": "hello",
@@ -163,7 +165,9 @@ class Agent:
         assert self._backend is not None
         environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
         log = Path(os.devnull)  # the head keeps it
-        command = Command(rank=wanted["rank"], argv=tuple(wanted["argv"]), environ=environ, log=log)
+        share = self._processors[wanted["slot"]]
+        bound = ("taskset", "--cpu-list", share) if share else ()
+        command = Command(rank=wanted["rank"], argv=(*bound, *wanted["argv"]), environ=environ, log=log)
         return command.reporting_in(self._scratch_of(self._mark))
 
     def _make_tee(self, command: Command) -> Tee:
@@ -196,6 +200,26 @@ class Agent:
 
     def _scratch_of(self, mark: str) -> Path:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
+
+
+def _divide_processors(slots: int, environ: Mapping[str, str]) -> list[str]:
+    """The processors of every worker, neighbours in cores and sockets; all of them ("") where a person has divided
+    them, or nothing can.
+
+    Each worker starts a thread for every processor that it has: TensorFlow, its input and BLAS count them.
+    """
+    is_divided = slots == 1 or "TF_NUM_INTRAOP_THREADS" in environ or shutil.which("taskset") is None
+    there = [] if is_divided else [str(number) for number in sorted(os.sched_getaffinity(0), key=_place)]
+    count = len(there) if len(there) >= slots else 0
+    return [",".join(there[count * slot // slots : count * (slot + 1) // slots]) for slot in range(slots)]
+
+
+def _place(processor: int) -> tuple[int, int]:
+    folder = Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
+    try:
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, processor
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -63,6 +63,12 @@ _EXEC_FLAGS = {
         "exec -i {host} -- {command}'. {host} is one of --hosts, {index} its number from 0.",
     ),
 }  # fmt: skip
+_SLURM_FLAGS = {
+    "srun_options": (
+        flags.DEFINE_string, None,
+        "More options of srun for the agents, such as '--container-image=x.sqsh --container-mounts=/shared:/shared'.",
+    ),
+}  # fmt: skip
 _REMOTE_FLAGS: Mapping[str, Any] = {
     "remote_python": (
         flags.DEFINE_string, None,
@@ -262,7 +268,9 @@ KINDS: Mapping[str, Kind] = {
         "on --hosts, by --command", lambda options: Exec(_hosts(options), options.command or ""), _EXEC_FLAGS
     ),
     "slurm": _on_hosts(
-        "on the nodes of the Slurm job that this runs in", lambda options: Srun(os.environ, options.workers)
+        "on the nodes of the Slurm job that this runs in",
+        lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
+        _SLURM_FLAGS,
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
     "tpu_vm": Kind(

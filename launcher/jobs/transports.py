@@ -129,7 +129,7 @@ class Ssh:
 
     def __init__(self, hosts: tuple[Host, ...], command: str = "ssh"):
         self.hosts = hosts
-        self._command = _split("ssh_command", command, "leave it out for ssh")
+        self._command = split("ssh_command", command, "leave it out for ssh")
         self.missing = missing(self._command[0], "install an OpenSSH client, or name another by --ssh_command")
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class Exec:
 
     def __init__(self, hosts: tuple[Host, ...], command: str):
         self.hosts = hosts
-        self._template = _split("command", command, self._ADVICE)
+        self._template = split("command", command, self._ADVICE)
         if not any("{command}" in word for word in self._template):
             raise UsageError(f"--command={command}: has no {{command}}; {self._ADVICE}")
         if len(hosts) > 1 and not any("{host}" in word or "{index}" in word for word in self._template):
@@ -182,13 +182,13 @@ class Exec:
         return Refusal(message=message, is_mistake=True)
 
 
-def _split(flag: str, value: str, advice: str) -> tuple[str, ...]:
-    """The words of a command line."""
+def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
+    """The words of a command line; `advice` is for where there must be some."""
     try:
         words = tuple(shlex.split(value))
     except ValueError as error:
         raise UsageError(f"--{flag}={value}: {error}; quote it as a shell would need it") from None
-    if not words:
+    if advice and not words:
         raise UsageError(f"--{flag} is empty; {advice}")
     return words
 

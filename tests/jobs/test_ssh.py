@@ -339,6 +339,15 @@ def test_a_command_that_serves_no_agent_is_a_mistake_with_its_reason(launch, fla
     assert finished.stderr.startswith(f"error: {said}") and not job.model_dir.exists()
 
 
+@pytest.mark.skipif(len(psutil.Process().cpu_affinity()) < 2, reason="one processor here")
+def test_workers_of_a_host_divide_its_processors(launch):
+    job = launch("--backend=exec", "--hosts=a", "--command=env {command}", workers=2, faults=hanging(2))
+    wait_for_training(job, 2)
+    shares = [psutil.Process(number).cpu_affinity() for number in job.running()]
+    assert len(shares) == 2 and all(shares)
+    assert sorted(shares[0] + shares[1]) == psutil.Process().cpu_affinity()
+
+
 def test_a_host_without_the_launcher_is_told_so(launch, hosts, tmp_path):
     servers = hosts(A)
     python = tmp_path / "python"  # without what is installed here
