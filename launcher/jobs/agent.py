@@ -44,7 +44,7 @@ class Agent:
         self._mark = ""
         self._backend: LocalBackend | None = None
         self._workers: list[Worker] = []
-        self._processors: list[str] = []
+        self._processors: list[tuple[int, ...]] = []
         self._told: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
         self._heard_at = time.monotonic()
@@ -165,9 +165,9 @@ class Agent:
         assert self._backend is not None
         environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
         log = Path(os.devnull)  # the head keeps it
-        share = self._processors[wanted["slot"]]
-        bound = ("taskset", "--cpu-list", share) if share else ()
-        command = Command(rank=wanted["rank"], argv=(*bound, *wanted["argv"]), environ=environ, log=log)
+        processors = self._processors[wanted["slot"]]
+        argv = tuple(wanted["argv"])
+        command = Command(rank=wanted["rank"], argv=argv, environ=environ, log=log, processors=processors)
         return command.reporting_in(self._scratch_of(self._mark))
 
     def _make_tee(self, command: Command) -> Tee:
@@ -202,16 +202,15 @@ class Agent:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
 
 
-def _divide_processors(slots: int, environ: Mapping[str, str]) -> list[str]:
-    """The processors of every worker, neighbours in cores and sockets; all of them ("") where a person has divided
-    them, or nothing can.
+def _divide_processors(slots: int, environ: Mapping[str, str]) -> list[tuple[int, ...]]:
+    """The processors of every worker, neighbours in cores and sockets; () where a person divides them, or nothing can.
 
     Each worker starts a thread for every processor that it has: TensorFlow, its input and BLAS count them.
     """
-    is_divided = slots == 1 or "TF_NUM_INTRAOP_THREADS" in environ or shutil.which("taskset") is None
-    there = [] if is_divided else [str(number) for number in sorted(os.sched_getaffinity(0), key=_place)]
+    is_known = hasattr(os, "sched_getaffinity") and "TF_NUM_INTRAOP_THREADS" not in environ
+    there = tuple(sorted(os.sched_getaffinity(0), key=_place)) if is_known and slots > 1 else ()
     count = len(there) if len(there) >= slots else 0
-    return [",".join(there[count * slot // slots : count * (slot + 1) // slots]) for slot in range(slots)]
+    return [there[count * slot // slots : count * (slot + 1) // slots] for slot in range(slots)]
 
 
 def _place(processor: int) -> tuple[int, int]:
