@@ -16,7 +16,16 @@ OWN_TASK = (ROOT / "docs/own_task.md").read_text()
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 NOTES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks/notes").glob("*.md"))
 OTHER_PROGRAMS = "kubectl|docker|gcloud|squeue|salloc"
-FLAGS_OF_OTHER_PROGRAMS = {"account", "filter", "internal-ips", "logdir", "partition"}
+FLAGS_OF_OTHER_PROGRAMS = {
+    "account",
+    "bind-to",
+    "container-image",
+    "container-mounts",
+    "filter",
+    "internal-ips",
+    "logdir",
+    "partition",
+}
 
 
 def code_block(containing: str) -> str:

@@ -39,7 +39,7 @@ CANNOT_RUN = {
 }
 # Of the launcher's own: what is only planned here (--dry_run), and why.
 ONLY_PLANNED = {
-    r"--backend=(ssh|slurm|kubernetes|tpu_vm|member)": "needs hosts",
+    r"--backend=(ssh|exec|slurm|kubernetes|tpu_vm|member)": "needs hosts",
     r"\w+_(gpu|tpu|multiworker|wmt)\.gin": "needs accelerators and large data",
     r"(fashion|help|guide_mlp|table1)\.gin": "needs data that is downloaded",
     r"=(/shared/|gs://)": "needs storage that hosts share",

@@ -25,7 +25,7 @@ from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
-from launcher.jobs.transports import AGENT
+from launcher.jobs.transports import AGENT, NO_INPUT
 from launcher.machine.ports import free_ports
 
 _TURN_SECONDS = 0.05
@@ -44,6 +44,7 @@ class Agent:
         self._mark = ""
         self._backend: LocalBackend | None = None
         self._workers: list[Worker] = []
+        self._processors: list[tuple[int, ...]] = []
         self._told: dict[int, dict[str, Any]] = {}
         self._exit_code: int | None = None
         self._heard_at = time.monotonic()
@@ -74,7 +75,7 @@ class Agent:
             elif self._exit_code is None:
                 self._obey(message)
         if self._exit_code is None and self._incoming.is_closed:
-            self._end(EXIT_RETRY, "the connection has ended")
+            self._end(EXIT_RETRY, NO_INPUT)
         if self._exit_code is None and time.monotonic() - self._heard_at > protocol.AGENT_PATIENCE_SECONDS:
             self._end(EXIT_RETRY, f"nothing was heard for {protocol.AGENT_PATIENCE_SECONDS:g} s")
         if self._exit_code is None:
@@ -140,6 +141,7 @@ class Agent:
             self._outgoing.send({"is": "refused", "message": str(error)})
             self._exit_code = error.exit_code
             return
+        self._processors = _divide_processors(slots, self._environ)
         self._outgoing.send(
             {
                 "is": "hello",
@@ -163,7 +165,9 @@ class Agent:
         assert self._backend is not None
         environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
         log = Path(os.devnull)  # the head keeps it
-        command = Command(rank=wanted["rank"], argv=tuple(wanted["argv"]), environ=environ, log=log)
+        processors = self._processors[wanted["slot"]]
+        argv = tuple(wanted["argv"])
+        command = Command(rank=wanted["rank"], argv=argv, environ=environ, log=log, processors=processors)
         return command.reporting_in(self._scratch_of(self._mark))
 
     def _make_tee(self, command: Command) -> Tee:
@@ -196,6 +200,25 @@ class Agent:
 
     def _scratch_of(self, mark: str) -> Path:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
+
+
+def _divide_processors(slots: int, environ: Mapping[str, str]) -> list[tuple[int, ...]]:
+    """The processors of every worker, neighbours in cores and sockets; () where a person divides them, or nothing can.
+
+    Each worker starts a thread for every processor that it has: TensorFlow, its input and BLAS count them.
+    """
+    is_known = hasattr(os, "sched_getaffinity") and "TF_NUM_INTRAOP_THREADS" not in environ
+    there = tuple(sorted(os.sched_getaffinity(0), key=_place)) if is_known and slots > 1 else ()
+    count = len(there) if len(there) >= slots else 0
+    return [there[count * slot // slots : count * (slot + 1) // slots] for slot in range(slots)]
+
+
+def _place(processor: int) -> tuple[int, int]:
+    folder = Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
+    try:
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, processor
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,7 @@ from launcher.jobs.output import JobConsole
 from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
-from launcher.jobs.transports import AgentCommand, Ssh, Transport, parse_hosts
+from launcher.jobs.transports import AgentCommand, Exec, Host, Ssh, Transport, parse_hosts
 from launcher.machine.cluster import elastic
 
 _DEFAULT_RESTARTS = 3
@@ -37,18 +37,36 @@ _STANDBY_FLAGS = {
         "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
     ),
 }  # fmt: skip
-_SSH_FLAGS = {
+_HOST_FLAGS = {
     "hosts": (
         flags.DEFINE_string, None,
-        "With --backend=ssh: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
+        "With --backend=ssh and exec: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
         "addresses of all hosts of the node, in gcloud's order.",
     ),
     "hostfile": (
         flags.DEFINE_string, None,
-        "With --backend=ssh: a file of one host a line, with slots=K behind one that runs K workers; # is a comment.",
+        "With --backend=ssh and exec: a file of one host a line, with slots=K behind one that runs K workers; # is a "
+        "comment.",
     ),
+}  # fmt: skip
+_SSH_FLAGS = {
+    **_HOST_FLAGS,
     "ssh_command": (
         flags.DEFINE_string, "ssh", "The client, with options of your own, such as 'ssh -p 2222 -i key'."
+    ),
+}  # fmt: skip
+_EXEC_FLAGS = {
+    **_HOST_FLAGS,
+    "command": (
+        flags.DEFINE_string, None,
+        "With --backend=exec: what runs a program on a host with its input and output passed on, such as 'kubectl "
+        "exec -i {host} -- {command}'. {host} is one of --hosts, {index} its number from 0.",
+    ),
+}  # fmt: skip
+_SLURM_FLAGS = {
+    "srun_options": (
+        flags.DEFINE_string, None,
+        "More options of srun for the agents, such as '--container-image=x.sqsh --container-mounts=/shared:/shared'.",
     ),
 }  # fmt: skip
 _REMOTE_FLAGS: Mapping[str, Any] = {
@@ -155,6 +173,10 @@ def _on_hosts(
     )
 
 
+def _hosts(options: flags.FlagValues) -> tuple[Host, ...]:
+    return parse_hosts(options.hosts, options.hostfile, options.workers)
+
+
 def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
     hosts = () if options.hosts is None else parse_hosts(options.hosts, None, None)
     return tpu_vm.TpuVm(options.tpu_node, options.zone, options.project, [host.address for host in hosts])
@@ -241,20 +263,21 @@ KINDS: Mapping[str, Kind] = {
         make=_make_local,
         max_restarts=0,  # its scheduler restarts all of them
     ),
-    "ssh": _on_hosts(
-        "on --hosts",
-        lambda options: Ssh(parse_hosts(options.hosts, options.hostfile, options.workers), options.ssh_command),
-        _SSH_FLAGS,
+    "ssh": _on_hosts("on --hosts", lambda options: Ssh(_hosts(options), options.ssh_command), _SSH_FLAGS),
+    "exec": _on_hosts(
+        "on --hosts, by --command", lambda options: Exec(_hosts(options), options.command or ""), _EXEC_FLAGS
     ),
     "slurm": _on_hosts(
-        "on the nodes of the Slurm job that this runs in", lambda options: Srun(os.environ, options.workers)
+        "on the nodes of the Slurm job that this runs in",
+        lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
+        _SLURM_FLAGS,
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
     "tpu_vm": Kind(
         says="on host 0 of --tpu_node, or with --engine=pjrt on its --hosts",
         num_workers=lambda options: _one(options) * len(_tpu_vm(options).hosts),
         make=_make_tpu_vm,
-        flags={**tpu_vm.FLAGS, "hosts": _SSH_FLAGS["hosts"], **_REMOTE_FLAGS},
+        flags={**tpu_vm.FLAGS, "hosts": _HOST_FLAGS["hosts"], **_REMOTE_FLAGS},
     ),
 }
 # In the order of --help.

@@ -94,7 +94,7 @@ class Connection:
         messages = []
         for line in self._incoming.receive():
             message = protocol.decode(line)
-            if message is not None:
+            if message is not None and "is" in message:  # else a terminal has sent our own back
                 self._heard_at = now
                 messages.append(message)
             elif self.facts is None:

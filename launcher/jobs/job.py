@@ -81,8 +81,8 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """One worker of one attempt: what is run, with which variables beside the inherited ones, and its files, of which
-    those of a worker elsewhere are for its agent to choose."""
+    """One worker of one attempt: what is run, with which variables beside the inherited ones, on which processors
+    (() for all), and its files, of which those of a worker elsewhere are for its agent to choose."""
 
     rank: int
     argv: tuple[str, ...]
@@ -90,6 +90,7 @@ class Command:
     log: Path
     progress_file: Path = Path()
     error_file: Path = Path()
+    processors: tuple[int, ...] = ()
 
     def reporting_in(self, folder: Path) -> Command:
         """This worker with files in `folder`, one of the host it runs on, for what it tells the supervisor."""

@@ -289,7 +289,7 @@ class LocalWorker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=dict(environ),
-            preexec_fn=child_process.die_with_parent(),
+            preexec_fn=child_process.die_with_parent(command.processors),
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout

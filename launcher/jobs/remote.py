@@ -73,7 +73,7 @@ class RemoteBackend:
 
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
-        lines = ["# To a worker's variables its agent adds where to report, and its share of the host's GPUs.\n"]
+        lines = ["# To this the agent adds where to report, and a worker's share of the host's GPUs and processors.\n"]
         seats = _seats(self.remotes.all)
         if self.remotes.transport.missing:
             lines.append(f"# note: {self.remotes.transport.missing}\n")

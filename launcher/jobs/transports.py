@@ -11,15 +11,16 @@ from typing import Protocol
 from launcher.errors import UsageError
 
 AGENT = "LAUNCHER_AGENT"
+NO_INPUT = "the connection has ended"
 
 # Nothing that a program could take for an option.
 _HOST = re.compile(r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9._-]*)@)?(?P<address>[A-Za-z0-9][A-Za-z0-9._-]*)")
+_PLACE = re.compile(r"\{(host|index|command)\}")
+_SHELL = re.compile(r"-[a-z]*c")
 _SLOTS = re.compile(r"slots=([1-9][0-9]{0,3})")
 
-_NO_FOLDER = 91
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-# `env` in the place of the shell ends with its exit codes above, and any shell can start `sh`.
-_SCRIPT = f'cd -- "$1" || exit {_NO_FOLDER}; shift; exec env "$@"'
+_OWN = re.compile(r"(\S*/)?env: |.*No module named ")
+_NO_FOLDER, _NOT_EXECUTABLE, _NOT_FOUND = 125, 126, 127  # as `env` ends
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,17 +77,20 @@ class AgentCommand:
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def words(self, mark: str) -> tuple[str, ...]:
-        """The command; `mark` distinguishes this agent and all it starts from any other."""
+        """The command; `mark` distinguishes this agent and all it starts from any other.
+
+        No word has anything that a shell would read in its own way, unless a path has: it need not be quoted for one.
+        """
         variables = [f"{name}={value}" for name, value in {AGENT: mark, **self.environ}.items()]
-        run = [*variables, self.python, "-m", "launcher.jobs.agent"]
-        return ("sh", "-c", _SCRIPT, "launcher", self.folder, *run)
+        return ("env", "-C", self.folder, *variables, self.python, "-m", "launcher.jobs.agent")
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal:
         """Why the command has ended on a host before it said a word."""
-        # srun has the last word, and it is only that the command has ended.
-        said = last_words([line for line in lines if not line.startswith("srun: ")])
-        if exit_code == _NO_FOLDER:
-            what = f"{host.name} has no folder {self.folder}; make it, or name another by --remote_dir"
+        # srun and mpirun have the last word, and it is only that the command has ended.
+        own = [line for line in lines if _OWN.match(line)]
+        said = last_words(own or [line for line in lines if not line.startswith("srun: ")])
+        if exit_code == _NO_FOLDER and own:  # containers' programs end with it, too
+            what = f"{host.name} has no folder {self.folder} ({said}); make it, or name another by --remote_dir"
         elif exit_code in (_NOT_FOUND, _NOT_EXECUTABLE):
             what = f"{host.name} has no interpreter {self.python} ({said}); install it, or give --remote_python=PATH"
         elif "No module named" in said:
@@ -125,12 +129,7 @@ class Ssh:
 
     def __init__(self, hosts: tuple[Host, ...], command: str = "ssh"):
         self.hosts = hosts
-        try:
-            self._command = tuple(shlex.split(command))
-        except ValueError as error:
-            raise UsageError(f"--ssh_command={command}: {error}; quote it as a shell would need it") from None
-        if not self._command:
-            raise UsageError("--ssh_command is empty; leave it out for ssh")
+        self._command = split("ssh_command", command, "leave it out for ssh")
         self.missing = missing(self._command[0], "install an OpenSSH client, or name another by --ssh_command")
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
@@ -149,13 +148,58 @@ class Ssh:
         return Refusal(message=f"{host.name} cannot be reached by ssh ({said})", is_mistake=False)
 
 
+class Exec:
+    """Runs commands by a program of the person's own, as in "kubectl exec -i {host} -- {command}".
+
+    {host} stands for a host as the person wrote it, {index} for its number from 0, and {command} for the words of the
+    command; in a longer word and behind a shell's -c it stands for one word, quoted for a shell.
+    """
+
+    _ADVICE = "say how a program runs on a host, as in 'kubectl exec -i {host} -- {command}'"
+
+    def __init__(self, hosts: tuple[Host, ...], command: str):
+        self.hosts = hosts
+        self._template = split("command", command, self._ADVICE)
+        if not any("{command}" in word for word in self._template):
+            raise UsageError(f"--command={command}: has no {{command}}; {self._ADVICE}")
+        if len(hosts) > 1 and not any("{host}" in word or "{index}" in word for word in self._template):
+            raise UsageError(f"--command={command}: has no {{host}} and no {{index}}, for {len(hosts)} hosts")
+        self.missing = missing(self._template[0], "install it, or name another by --command")
+
+    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
+        values = {"host": host.name, "index": str(self.hosts.index(host)), "command": shlex.join(command)}
+        words: list[str] = []
+        for before, word in zip(("", *self._template), self._template, strict=False):
+            is_whole = word == "{command}" and not _SHELL.fullmatch(before)
+            words += command if is_whole else [_PLACE.sub(lambda match: values[match[1]], word)]
+        return tuple(words)
+
+    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+        """What the agent says when it hears nothing; whatever else the program says is the command's."""
+        if not any(NO_INPUT in line for line in lines):
+            return None
+        message = f"the agent on {host.name} gets no input; --command must pass it on, as kubectl exec does with -i"
+        return Refusal(message=message, is_mistake=True)
+
+
+def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
+    """The words of a command line; `advice` is for where there must be some."""
+    try:
+        words = tuple(shlex.split(value))
+    except ValueError as error:
+        raise UsageError(f"--{flag}={value}: {error}; quote it as a shell would need it") from None
+    if advice and not words:
+        raise UsageError(f"--{flag} is empty; {advice}")
+    return words
+
+
 def missing(program: str, advice: str, path: str | None = None) -> str:
     """That there is no such program on `path`, by default PATH, and what to do; empty where there is."""
     return "" if shutil.which(program, path=path) else f"there is no {program} on PATH; {advice}"
 
 
 def last_words(lines: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if re.search(r"\w", line)), "it said nothing")
 
 
 def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) -> tuple[Host, ...]:

@@ -169,14 +169,20 @@ def signal_at_parents_end(number: int) -> None:
         _LIBRARY.prctl(_PR_SET_PDEATHSIG, int(number))
 
 
-def die_with_parent() -> Callable[[], None]:
-    """For `preexec_fn`: what a child does before it runs its program, so that the kernel kills it with this process."""
+def die_with_parent(processors: Sequence[int] = ()) -> Callable[[], None]:
+    """For `preexec_fn`: what a child does before it runs its program, so that the kernel kills it with this process.
+
+    It runs on `processors` alone, if there are any.
+    """
     parent = os.getpid()
 
     def before_exec() -> None:
         signal_at_parents_end(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+        if processors:
+            with contextlib.suppress(OSError):  # somebody has taken them away meanwhile
+                os.sched_setaffinity(0, processors)
 
     return before_exec
 

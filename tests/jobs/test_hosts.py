@@ -12,7 +12,7 @@ import pytest
 
 from launcher import launch as entry
 from launcher.errors import UsageError
-from launcher.jobs.transports import parse_hosts
+from launcher.jobs.transports import Exec, parse_hosts
 
 
 def divided(hosts):
@@ -98,7 +98,13 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=3"], ["--min_workers=3", "1, 2"]),
         (["--backend=ssh", "--hosts=a,b", "--min_workers=0"], ["--min_workers=0"]),
         (["--backend=ssh", "--hosts=a", "--remote_dir=/there"], ["--remote_dir=/there", "--model_dir=runs/x"]),
-        (["--hosts=a"], ["--hosts=a", "--backend=ssh"]),
+        (["--backend=exec", "--command=sh {command}"], ["--hosts", "--hostfile"]),
+        (["--backend=exec", "--hosts=a,b"], ["--command is empty", "'kubectl exec -i {host} -- {command}'"]),
+        (["--backend=exec", "--hosts=a", "--command=kubectl exec"], ["--command=kubectl exec: has no {command}"]),
+        (["--backend=exec", "--hosts=a,b", "--command=ssh a {command}"], ["ssh a {command}", "{host}", "2 hosts"]),
+        (["--backend=exec", "--hosts=a", "--command=sh '{command}"], ["--command=sh '{command}: No closing quot"]),
+        (["--backend=exec", "--hosts=a", "--command=/no/way {command}"], ["/no/way", "--command"]),
+        (["--hosts=a"], ["--hosts=a", "--backend=ssh or --backend=exec"]),
         (["--min_workers=1"], ["--min_workers=1", "--backend=local"]),
         (["--remote_dir=/x"], ["--remote_dir=/x", "--backend=local"]),
     ],
@@ -123,8 +129,7 @@ def test_dry_run_prints_what_would_run_on_every_host_and_connects_to_none(run, t
     for words in agents:
         assert words[:3] == ["ssh", "-p", "2222"] and "BatchMode=yes" in words
         remote = shlex.split(words[-1])
-        assert remote[:3] == ["exec", "sh", "-c"]
-        assert remote[5] == str(tmp_path)
+        assert remote[:4] == ["exec", "env", "-C", str(tmp_path)]
         assert remote[-3:] == ["/p y", "-m", "launcher.jobs.agent"]
     workers = [shlex.split(line) for line in lines if line[:1] not in "#s"]
     assert len(workers) == 4
@@ -142,6 +147,22 @@ def test_dry_run_prints_what_would_run_on_every_host_and_connects_to_none(run, t
     assert [line.split(",")[0] for line in lines if line.startswith("# worker")] == [
         "# worker 0 on me@a", "# worker 1 on me@a", "# worker 2 on b", "# worker 3 on b",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "is_whole"),
+    [
+        ("kubectl exec -i pod-{index} -- {command}", ["kubectl", "exec", "-i", "pod-1", "--"], True),
+        ("mpirun -H {host} {command}", ["mpirun", "-H", "b"], True),
+        ("ssh {host} 'exec {command}'", ["ssh", "b", "exec "], False),
+        ("su -lc {command} me@{host}", ["su", "-lc", ""], False),
+    ],
+)
+def test_a_command_is_words_where_it_stands_alone_and_else_quoted_for_a_shell(template, before, is_whole):
+    words = ["env", "-C", "/my runs", "A={host}"]
+    argv = list(Exec(parse_hosts("a,b", None, None), template).argv(parse_hosts("b", None, None)[0], words))
+    rest = words if is_whole else [before.pop() + shlex.join(words)]
+    assert argv[: len(before) + len(rest)] == before + rest
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_without_tasks_every_node_has_one_worker(allocation):
     [
         ({"SLURM_JOB_ID": ""}, None, ["SLURM_JOB_ID", "sbatch", "scripts/slurm.sbatch", "salloc"]),
         ({"SLURM_STEP_ID": "0"}, None, ["SLURM_STEP_ID=0", "--backend=member"]),
+        ({"SLURM_HET_SIZE": "2"}, None, ["job 7 is heterogeneous (SLURM_HET_SIZE=2)"]),
         ({}, 5, ["--workers=5", "multiple of 2"]),
         ({"SLURM_TASKS_PER_NODE": "many"}, None, ["SLURM_TASKS_PER_NODE='many'"]),
     ],
@@ -68,6 +69,12 @@ def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
         Srun({**allocation, **changes}, workers)
     for part in said:
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("options", ["container-image=x", "--container-image='x"])
+def test_options_of_srun_that_are_none_are_refused(allocation, options):
+    with pytest.raises(UsageError, match=f"--srun_options={options}: "):
+        Srun(allocation, None, options)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +206,10 @@ def test_a_killed_worker_is_named_and_all_go_on_from_the_checkpoint(slurm, submi
 
 def test_a_step_that_slurm_ends_is_a_lost_host_and_the_job_goes_on_without_its_orphans(slurm, submit, eventually):
     stuck = [fault("read_next_batch", rank=rank) for rank in (0, 1)]
-    number, job = submit(faults=stuck, checkpoint=True)
+    number, job = submit("--srun_options=--job-name=mine", faults=stuck, checkpoint=True)
     eventually(lambda: all("reading a batch" in job.log(1, rank) for rank in (0, 1)))
-    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%i %N", f"--jobs={number}").split("\n")
+    steps = slurm.run("squeue", "--steps", "--noheader", "--format=%i %j %N", f"--jobs={number}").split("\n")
+    assert len([line for line in steps if " mine " in line]) == 2
     (second,) = [line.split()[0] for line in steps if line.endswith("node2")]
     slurm.run("scancel", "--signal=KILL", second)
     assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
@@ -221,6 +229,17 @@ def test_the_early_signal_saves_and_queues_the_job_again_and_it_goes_on(slurm, s
     assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
     assert "training from step 4," in job.log(2, 0)
     assert "goes back into the queue" in slurm.output(number)
+    assert_nothing_is_left(slurm, job)
+
+
+def test_a_job_that_was_queued_again_as_often_as_it_may_ends_with_42(slurm, submit, eventually, monkeypatch):
+    monkeypatch.setenv("MAX_REQUEUES", "0")
+    waiting = [fault("wait_for_sigterm", rank=rank, step=3) for rank in (0, 1)]
+    number, job = submit(on_sigterm="save", steps=10, checkpoint=True, faults=waiting)
+    eventually(lambda: all("waiting for SIGTERM" in job.log(1, rank) for rank in (0, 1)))
+    slurm.run("scancel", "--batch", "--signal=TERM", number)
+    assert slurm.wait(number)["ExitCode"] == "42:0", slurm.output(number)
+    assert "MAX_REQUEUES=0 times; the same command goes on" in slurm.output(number)
     assert_nothing_is_left(slurm, job)
 
 

@@ -1,8 +1,12 @@
-"""Jobs on several hosts by a real ssh: what is done about each way in which hosts and connections end."""
+"""Jobs on several hosts by a real ssh: what is done about each way in which hosts and connections end.
+
+Some run by `--backend=exec` too, with the same ssh as its --command.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,18 +28,24 @@ def hanging(workers, **options):
     return [fault("read_next_batch", rank=rank, **options) for rank in range(workers)]
 
 
-@pytest.fixture
-def launch_on(launch, hosts):
+@pytest.fixture(params=["ssh"])
+def launch_on(request, launch, hosts):
     """launch_on(addresses, *flags, workers=None, servers=None, **settings): a job of fake workers on these hosts."""
 
     def start(addresses, *flags, servers=None, workers=None, **settings):
         servers = servers or hosts(*addresses)
-        given = ("--backend=ssh", f"--hosts={','.join(addresses)}", "--env=FAKE_WORKER", "--env=TMPDIR")
-        command = f"--ssh_command={servers.command()}"
+        given = (f"--backend={request.param}", f"--hosts={','.join(addresses)}", "--env=FAKE_WORKER", "--env=TMPDIR")
+        command = {
+            "ssh": f"--ssh_command={servers.command()}",
+            "exec": f"--command={servers.command()} {{host}} {{command}}",
+        }[request.param]
         number = workers or len(addresses)
         return launch(*given, command, *flags, workers=number, hosts=True, **settings), servers
 
     return start
+
+
+by_each = pytest.mark.parametrize("launch_on", ["ssh", "exec"], indirect=True)
 
 
 @pytest.fixture
@@ -69,6 +79,7 @@ def client_of(job, address):
     return next(child for child in children if address in child.cmdline())
 
 
+@by_each
 def test_workers_on_three_hosts_train_together_and_their_logs_are_here(run_on):
     job, finished = run_on([A, B, C], "--gin_param", "train.steps = 4", workers=6)
     assert finished.returncode == 0, finished.stdout
@@ -87,6 +98,7 @@ def test_a_login_that_greets_everybody_does_no_harm(run_on, hosts):
     assert finished.returncode == 0, finished.stdout
 
 
+@by_each
 def test_a_killed_worker_is_named_and_all_go_on_from_the_last_checkpoint(run_on):
     job, finished = run_on([A, B], faults=[fault("send_self", number=int(signal.SIGKILL))], checkpoint=True)
     assert finished.returncode == 0, finished.stdout
@@ -136,8 +148,8 @@ def kill_session(job, servers, tmp_path):
 
 def agent_at(address, job, tmp_path):
     """The agent that the connection to a host has started."""
-    (mark,) = {word for word in client_of(job, address).cmdline()[-1].split() if word.startswith("LAUNCHER_AGENT=")}
-    return next(agent for agent in sshd.agents(tmp_path) if agent.environ()["LAUNCHER_AGENT"] == mark.partition("=")[2])
+    mark = re.search(r"LAUNCHER_AGENT=(\S+)", " ".join(client_of(job, address).cmdline()))[1]
+    return next(agent for agent in sshd.agents(tmp_path) if agent.environ()["LAUNCHER_AGENT"] == mark)
 
 
 def kill_agent(job, servers, tmp_path):
@@ -153,18 +165,21 @@ def stop_client(job, servers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lose", "said"),
+    ("launch_on", "lose", "said"),
     [
-        (kill_client, "the connection to 127.0.0.2 ended"),
-        pytest.param(kill_session, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
-        (kill_agent, "the connection to 127.0.0.2 ended"),
-        pytest.param(stop_agent, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
+        ("ssh", kill_client, "the connection to 127.0.0.2 ended"),
+        ("exec", kill_client, "the connection to 127.0.0.2 ended"),
+        pytest.param("ssh", kill_session, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
+        ("ssh", kill_agent, "the connection to 127.0.0.2 ended"),
+        pytest.param("ssh", stop_agent, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
         pytest.param(
+            "ssh",
             stop_client,
             "nothing was heard from 127.0.0.2 for 8 s",
             marks=[pytest.mark.heavy, pytest.mark.nightly],
         ),
     ],
+    indirect=["launch_on"],
 )
 def test_a_host_that_is_lost_is_named_and_the_job_goes_on_without_what_ran_there(launch_on, tmp_path, lose, said):
     children = [fault("start_children", rank=rank, step=1) for rank in range(4)]
@@ -213,6 +228,7 @@ def test_a_terminal_that_is_not_read_from_holds_nothing_up(fake_environment, hos
         process.communicate()
 
 
+@by_each
 def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
     job, _ = launch_on([A, B], on_sigterm="save", steps=10**9)
     job.until(lambda: job.log(1, 0) and job.log(1, 1))
@@ -224,6 +240,7 @@ def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
     assert_nothing_left(job, tmp_path)
 
 
+@by_each
 def test_nothing_survives_on_any_host_when_the_supervisor_is_killed(launch_on, eventually, tmp_path):
     children = [fault("start_children", rank=rank, step=1) for rank in (0, 1)]
     job, _ = launch_on([A, B], faults=[*children, *hanging(2)])
@@ -306,6 +323,29 @@ def test_what_a_person_has_to_mend_is_one_message_with_exit_code_64(launch_on, h
         assert part in finished.stderr
     assert not job.model_dir.exists()
     assert_nothing_left(job, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--command=sh -c 'exec {command} </dev/null'"], "the agent on a gets no input; --command must pass it on"),
+        (["--command=sh -c {command}", "--remote_dir=/no/folder"], "a has no folder /no/folder (env: "),
+    ],
+)
+def test_a_command_that_serves_no_agent_is_a_mistake_with_its_reason(launch, flags, said):
+    job = launch("--backend=exec", "--hosts=a", *flags, workers=1)
+    finished = job.wait()
+    assert (finished.returncode, finished.stderr.count("\n")) == (64, 1), finished.stdout
+    assert finished.stderr.startswith(f"error: {said}") and not job.model_dir.exists()
+
+
+@pytest.mark.skipif(len(psutil.Process().cpu_affinity()) < 2, reason="one processor here")
+def test_workers_of_a_host_divide_its_processors(launch):
+    job = launch("--backend=exec", "--hosts=a", "--command=env {command}", workers=2, faults=hanging(2))
+    wait_for_training(job, 2)
+    shares = [psutil.Process(number).cpu_affinity() for number in job.running()]
+    assert len(shares) == 2 and all(shares)
+    assert sorted(shares[0] + shares[1]) == psutil.Process().cpu_affinity()
 
 
 def test_a_host_without_the_launcher_is_told_so(launch, hosts, tmp_path):

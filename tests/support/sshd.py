@@ -97,10 +97,10 @@ class SshHosts:
 
 
 def agents(folder: Path) -> list[psutil.Process]:
-    """Agents whose working directory is `folder`."""
+    """Agents whose working directory is `folder`, without the clients that run them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if "launcher.jobs.agent" in process.cmdline() and process.cwd() == str(folder):
+            if process.cmdline()[1:] == ["-m", "launcher.jobs.agent"] and process.cwd() == str(folder):
                 found.append(process)
     return found
