@@ -5,7 +5,8 @@
 Needs `pip install flax optax`. Written as their users write such steps: float32 weights, bfloat16 activations, the mean
 gradient summed over replicas leaf by leaf, dropout by JAX's "rbg" generator. The models are those of resnet_tpu.gin,
 transformer_tpu.gin and lm_gpu.gin (attention of 6 heads and 2 key heads, as lm_tpu.gin has them); `twins.py` compares
-them. `--guarded` applies no gradient that is not finite, by what Optax has for it.
+them. `--guarded` applies no gradient that is not finite, by what Optax has for it. `--tuned` writes the language model
+as MaxText does: splash attention, one loop over the layers, a head of 16-bit operands (TPUs alone).
 """
 
 from __future__ import annotations
@@ -61,8 +62,21 @@ def _rotated(vectors, positions):
     return rotated.astype(vectors.dtype)
 
 
+def _splash(query, key, value, segments):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, block = query.shape[1], min(512, query.shape[1])
+    names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
+    sizes = splash.BlockSizes(**{f"block_{name}": block for name in names}, use_fused_bwd_kernel=True)
+    causal = masks.MultiHeadMask([masks.CausalMask((length, length))] * query.shape[2])
+    kernel = splash.make_splash_mha_single_device(causal, block_sizes=sizes)
+    of_heads = (jnp.swapaxes(one, 1, 2) for one in (query, key, value))
+    return jnp.swapaxes(jax.vmap(kernel)(*of_heads, splash.SegmentIds(segments, segments)), 1, 2)
+
+
 class Attention(nn.Module):
-    """Grouped heads (Ainslie et al. 2023), float32 softmax."""
+    """Grouped heads (Ainslie et al. 2023), float32 softmax; splash attention where the mask is the segments."""
 
     heads: int
     kv_heads: int
@@ -77,6 +91,9 @@ class Attention(nn.Module):
         )
         if self.rotary:
             query, key = _rotated(query, positions), _rotated(key, positions)
+        if mask.ndim == 2:
+            attended = _splash(query * width**-0.5, key, value, mask)
+            return Dense(x.shape[-1])(attended.reshape(x.shape))
         query = query.reshape(*x.shape[:2], self.kv_heads, self.heads // self.kv_heads, width) * width**-0.5
         scores = jnp.einsum("bqgsd,bkgd->bgsqk", query, key, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e30)).astype(jnp.bfloat16)
@@ -121,13 +138,25 @@ def _causal(segments):
     return _together(segments, segments) & jnp.tril(jnp.ones([segments.shape[1]] * 2, bool))
 
 
+class _Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, segments, positions):
+        return Blocks(1, 6, 2, 2048, is_lm=True)(x, segments, positions), None
+
+
 class LanguageModel(nn.Module):
     layers: int
+    tuned: bool = False
 
     @nn.compact
     def __call__(self, batch):
         matrix = self.param("embedding", nn.initializers.normal(768**-0.5), (32_000, 768))
         x = (matrix[batch["tokens"]] * 768**0.5).astype(jnp.bfloat16)
+        if self.tuned:
+            kinds = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "in_axes": nn.broadcast}
+            x, _ = nn.scan(_Layer, length=self.layers, **kinds)()(x, batch["segments"], batch["positions"])
+            x = nn.RMSNorm(dtype=jnp.bfloat16)(x)
+            return jnp.einsum("bld,vd->blv", x, matrix.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
         blocks = Blocks(self.layers, 6, 2, 2048, is_lm=True)
         x = nn.RMSNorm(dtype=jnp.bfloat16)(blocks(x, _causal(batch["segments"]), batch["positions"]))
         return x.astype(jnp.float32) @ matrix.T
@@ -258,13 +287,15 @@ def _shape(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def make(model: str, *, replicas: int, rows: int, layers: int, platform: str, guarded: bool) -> str:
+def make(
+    model: str, *, replicas: int, rows: int, layers: int, platform: str, guarded: bool, tuned: bool = False
+) -> str:
     """The program of "resnet", "transformer" or "lm"."""
     if model == "resnet":
         return resnet(rows, replicas, platform, guarded)
     if model == "lm":
         names = ("tokens", "segments", "positions", "target")
-        return text_model(LanguageModel(layers), names, rows, 512, replicas, platform, guarded)
+        return text_model(LanguageModel(layers, tuned), names, rows, 512, replicas, platform, guarded)
     kinds = ("", "_segments", "_positions")
     names = (*(f"source{kind}" for kind in kinds), *(f"target{kind}" for kind in kinds))
     return text_model(Transformer(layers), names, rows, 256, replicas, platform, guarded)
@@ -278,6 +309,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2, help="of a text model")
     parser.add_argument("--platform", choices=("tpu", "cuda"), default="tpu")
     parser.add_argument("--guarded", action="store_true", help="no update by a gradient that is not finite")
+    parser.add_argument("--tuned", action="store_true", help="lm with splash attention, a loop, a 16-bit head")
     print(make(**vars(parser.parse_args())))
 
 

@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--guarded", action="store_true", help="the twin applies no gradient that is not finite, either"
     )
+    parser.add_argument("--tuned", action="store_true", help="the twin of lm as MaxText writes it, on TPUs")
     parser.add_argument("--cache", default="~/.cache/launcher/preflight")
     parser.add_argument("--gin_param", action="append", default=[], help="for our side")
     options = parser.parse_args()
@@ -71,7 +72,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
         for name, of in sides["launcher"].items()
         if isinstance(of, (int, float)) and sides["flax"][name]
     }
-    told = {"model": options.model, "layers": options.layers, "on": options.on, "guarded": options.guarded}
+    told = {name: getattr(options, name) for name in ("model", "layers", "on", "guarded", "tuned")}
     return {**told, **sides, "ratios": ratios}
 
 
@@ -92,7 +93,8 @@ def flax(options: argparse.Namespace, where, rows: int) -> str:
     program = [sys.executable, str(Path(__file__).with_name("flax_twins.py")), options.model]
     sizes = [f"--replicas={where.num_replicas}", f"--rows={rows}", f"--layers={options.layers}"]
     platform = "tpu" if where.accelerator == "tpu" else "cuda"
-    command = [*program, *sizes, f"--platform={platform}", *(["--guarded"] if options.guarded else [])]
+    flags = [f"--{name}" for name in ("guarded", "tuned") if getattr(options, name)]
+    command = [*program, *sizes, f"--platform={platform}", *flags]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
