@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 
+from launcher.machine import xla
+from launcher.run import layer_settings
 from models.resnet import SubsamplingShortcut, resnet
 
 pytestmark = pytest.mark.slow
@@ -232,3 +235,13 @@ def test_four_replicas_with_one_group_each_equal_one_replica_with_four_groups():
     for ours, reference in zip(moving, one.non_trainable_weights, strict=True):
         average = np.mean(strategy.experimental_local_results(ours), axis=0)
         np.testing.assert_allclose(average, reference.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_tells_the_stem_whether_xla_compiles():
+    model = resnet(image_shape=(16, 16, 3), num_classes=10, depth=18, stem="7x7")
+    recipe = SimpleNamespace(attention="auto", rematerialize=None, batch_norm="auto", task=SimpleNamespace())
+    recipe.task.statistics_over_global_batch = False
+    layer_settings.apply(model, SimpleNamespace(recipe=recipe, rematerialize=None, num_parts=1), lambda text: None)
+    with xla.compiling(True):
+        assert model.get_layer("stem_norm").compiling()
+    assert not model.get_layer("stem_norm").compiling()
