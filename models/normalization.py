@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -210,3 +211,64 @@ class BatchNormalization(keras.layers.Layer):
         scale = tf.math.rsqrt(variance + self.epsilon) * self.gamma
         outputs = (centred - offset) * scale + self.beta
         return tf.cast(outputs, images.dtype), offset + origin, variance
+
+
+@keras.saving.register_keras_serializable(package="models")
+class PooledBatchNormalization(BatchNormalization):
+    """Batch normalisation, then ReLU, then the maxima of 3x3 with stride 2, padded as TensorFlow pads.
+
+    Where XLA compiles 16-bit features, the maxima are taken first: a quarter of them is normalised and kept. Neither
+    normalisation by a scale that is not negative nor ReLU nor rounding changes which is highest, and where a scale is
+    negative, features and scale change their signs. So the outputs are equal up to the rounding of the statistics; of
+    features that become equal only when normalised, the gradient goes to the highest.
+    """
+
+    compiling: Callable[[], bool] = bool  # tells while a model is called whether XLA compiles that
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        batch, *sizes, channels = input_shape
+        return (batch, *(None if size is None else -(-size // 2) for size in sizes), channels)
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        outputs = super().call(inputs, training)
+        is_pooled = outputs.shape[1:] != inputs.shape[1:]  # of 1 x 1, the second time changes nothing
+        return outputs if is_pooled else _maxima(tf.nn.relu(outputs))
+
+    def _normalize_group(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        if images.dtype.size > 2 or not self.compiling() or not images.shape[1:].is_fully_defined():
+            return super()._normalize_group(images)
+        gamma = tf.convert_to_tensor(self.gamma)
+        sign = tf.where(gamma < 0, -1.0, 1.0)
+        features = images * tf.cast(sign, images.dtype)
+        outputs, mean, variance = self._normalize_maxima(features, gamma * sign, tf.convert_to_tensor(self.beta))
+        return outputs, mean * sign, variance
+
+    @tf.custom_gradient
+    def _normalize_maxima(self, features: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[Any, Callable]:
+        """Of a `gamma` that is not negative."""
+        dtype, values = features.dtype, tf.cast(tf.size(features) // features.shape[-1], tf.float32)
+        whole = tf.cast(features, tf.float32)
+        mean, squares = tf.reduce_sum(whole, [0, 1, 2]) / values, tf.reduce_sum(whole * whole, [0, 1, 2]) / values
+        variance = tf.maximum(squares - mean * mean, 0.0)
+        root = tf.math.rsqrt(variance + self.epsilon)
+        scale, maxima = gamma * root, _maxima(features)
+        centred = tf.cast(maxima, tf.float32) - mean
+        outputs = tf.nn.relu(tf.cast(centred * scale + beta, dtype))
+
+        def gradient(by: tf.Tensor, *_: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            by = tf.where(outputs > 0, tf.cast(by, tf.float32), 0.0)
+            by_beta, by_gamma = tf.reduce_sum(by, [0, 1, 2]), tf.reduce_sum(by * centred, [0, 1, 2]) * root
+            by_highest = tf.raw_ops.MaxPoolGrad(
+                orig_input=features, orig_output=maxima, grad=tf.cast(by * scale, dtype), **_WINDOWS
+            )
+            others = (tf.cast(features, tf.float32) - mean) * (by_gamma * root) + by_beta  # by the statistics
+            return tf.cast(tf.cast(by_highest, tf.float32) - others * (scale / values), dtype), by_gamma, by_beta
+
+        return (outputs, mean, variance), gradient
+
+
+_WINDOWS = {"ksize": [1, 3, 3, 1], "strides": [1, 2, 2, 1], "padding": "SAME"}
+
+
+def _maxima(images: tf.Tensor) -> tf.Tensor:
+    return tf.nn.max_pool2d(images, **_WINDOWS)

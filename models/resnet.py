@@ -11,7 +11,7 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.normalization import BatchNormalization
+from models.normalization import BatchNormalization, PooledBatchNormalization
 from models.transformer.dimensions import check_images
 
 Normalization = Callable[..., BatchNormalization]  # (name=, gamma_initializer=) -> layer
@@ -120,11 +120,11 @@ def _stem_kind(stem: str, depth: int, image_shape: tuple[int, int, int]) -> str:
     return stem
 
 
-def _stem(images: Any, *, kind: str, filters: int, norm: Normalization) -> Any:
+def _stem(images: Any, *, kind: str, filters: int, norm: functools.partial[BatchNormalization]) -> Any:
     if kind == "3x3":
         return _convolution_norm_relu(images, name="stem", filters=filters, kernel=3, norm=norm)
-    features = _convolution_norm_relu(images, name="stem", filters=filters, kernel=7, stride=2, norm=norm)
-    return keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")(features)
+    features = _convolution(images, name="stem_conv", filters=filters, kernel=7, stride=2)
+    return PooledBatchNormalization(name="stem_norm", **norm.keywords)(features)
 
 
 def _basic_block(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.normalization import BatchNormalization
+from models.normalization import BatchNormalization, PooledBatchNormalization
 
 EPSILON = 1e-3
 
@@ -221,6 +221,59 @@ def test_compiled_by_xla_equals_numpy(group_size):
         np.testing.assert_allclose(ours, reference, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(compiled.moving_mean.numpy(), plain.moving_mean.numpy(), atol=1e-6)
     np.testing.assert_allclose(compiled.moving_variance.numpy(), plain.moving_variance.numpy(), rtol=1e-5)
+
+
+def pooled_oracle(x, gamma, beta, group_size):
+    """Highest of each 3x3 with stride 2 of what is normalised and not negative, float64; even sizes."""
+    y = np.maximum(oracle(x, gamma, beta, group_size)[0], 0)
+    y = np.pad(y, [(0, 0), (0, 1), (0, 1), (0, 0)], constant_values=-np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(y, (3, 3), (1, 2))
+    return windows[:, ::2, ::2].max((-2, -1))
+
+
+@pytest.mark.parametrize("group_size", [None, 2])
+@pytest.mark.parametrize(
+    ("dtype", "compiling", "tolerance"),
+    [("float32", True, 1e-6), ("mixed_float16", False, 2e-3), ("mixed_float16", True, 2e-3)],
+)
+def test_pooled_equals_numpy_and_finite_differences(dtype, compiling, tolerance, group_size):
+    compute_dtype = keras.DTypePolicy(dtype).compute_dtype
+    x, weight = normal(4, 6, 8, 3).astype(compute_dtype), normal(4, 3, 4, 3, seed=1)
+    layer = PooledBatchNormalization(epsilon=EPSILON, group_size=group_size, momentum=0.75, dtype=dtype)
+    layer.build((None, *x.shape[1:]))
+    layer.gamma.assign(GAMMA)
+    layer.beta.assign(BETA)
+    layer.compiling = lambda: compiling
+    actual = tf.function(lambda x: train(layer, x, weight), jit_compile=compiling)(x)
+    exact = x.astype(np.float64)
+
+    def loss(x, gamma, beta):
+        return np.sum(weight * pooled_oracle(x, gamma, beta, group_size or 4))
+
+    _, mean, variance = oracle(exact, GAMMA, BETA, group_size or 4)
+    expected = (
+        pooled_oracle(exact, GAMMA, BETA, group_size or 4),
+        numeric_gradient(lambda value: loss(value, GAMMA, BETA), exact),
+        numeric_gradient(lambda value: loss(exact, value, BETA), GAMMA),
+        numeric_gradient(lambda value: loss(exact, GAMMA, value), BETA),
+    )
+    for ours, wanted in zip(actual, expected, strict=True):
+        assert np.linalg.norm(np.float64(ours) - wanted) < tolerance * np.linalg.norm(wanted)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), 0.25 * mean, atol=1e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), 0.75 + 0.25 * variance, rtol=1e-5)
+
+
+def test_pooled_without_training_and_in_many_groups_is_normalisation_then_relu_then_pooling():
+    x = normal(12, 5, 7, 3)
+    pool = keras.layers.MaxPooling2D(3, strides=2, padding="same")
+    for training, group_size in ((False, None), (True, 2), (True, 4)):
+        layers = [
+            kind(epsilon=EPSILON, group_size=group_size, dtype="float32")
+            for kind in (BatchNormalization, PooledBatchNormalization)
+        ]
+        plain, pooled = (layer(x, training=training) for layer in layers)
+        np.testing.assert_array_equal(pooled, pool(tf.nn.relu(plain)))
+        assert layers[1].compute_output_shape((None, 5, 7, 3)) == (None, 3, 4, 3)
 
 
 def mirrored(num_replicas):
