@@ -40,9 +40,9 @@ def copied_tensor(array: np.ndarray) -> tf.Tensor:
 
 
 def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
-    """An array that nobody has written, which takes no memory before, and is good for any operation."""
+    """An array of zeros, good for any operation; a large one takes no memory before it is written."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     return memory[begin : begin + size].view(dtype).reshape(shape)
 

@@ -7,7 +7,6 @@ from functools import partial
 from launcher.modes import MODES, EngineRequest, Request
 from launcher.run import loading, session
 from launcher.run.plan import RunPlan
-from launcher.run.session import Session
 
 
 def resolve(request: Request, *, connect: bool = True) -> RunPlan:
@@ -29,7 +28,7 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
     )
 
 
-def session_builder(request: Request) -> Callable[[RunPlan], Session]:
+def session_builder(request: Request) -> Callable[[RunPlan], session.Session]:
     """What makes the session on the engine that the flags name."""
     if not isinstance(request, EngineRequest) or request.engine != "pjrt":
         return session.build

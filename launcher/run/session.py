@@ -90,13 +90,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     )
     evaluator = Evaluator(strategy, model, plan, engine)
     return Session(
-        plan=plan,
-        strategy=strategy,
-        model=model,
-        trainer=trainer,
-        evaluator=evaluator,
-        engine=engine,
-        notes=tuple(notes),
+        plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, engine=engine, notes=(*notes,)
     )
 
 

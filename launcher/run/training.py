@@ -26,17 +26,7 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.reporting.trackers import Prometheus
 from launcher.run import description, session
-from launcher.run.actions.base import (
-    Action,
-    DrillFault,
-    LastEvents,
-    MeasureFlops,
-    RecordAttempt,
-    SampleGradients,
-    SaveConfig,
-    SealCompileCache,
-    TellSupervisor,
-)
+from launcher.run.actions import base
 from launcher.run.actions.early_stopping import StopEarly
 from launcher.run.actions.keras_callbacks import KerasCallbacks
 from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
@@ -168,8 +158,8 @@ class _Run:
             sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
             config=gin_used.operative_config,
         )
-        self._last_events = LastEvents()
-        self._actions: Sequence[Action] = ()
+        self._last_events = base.LastEvents()
+        self._actions: Sequence[base.Action] = ()
         self._callbacks: KerasCallbacks | None = None
         self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
 
@@ -179,7 +169,7 @@ class _Run:
         restored = self._restore_first()
         tell = Progress(os.environ)
         stop = StopRequest(self._leave, tell.stopping)
-        lasting = [TellSupervisor(tell), *self._lasting_actions(restored.built)]
+        lasting = [base.TellSupervisor(tell), *self._lasting_actions(restored.built)]
         underway = self._go_on(restored, stop, lasting)
         with gin_bindings.usage_errors():
             if trains:
@@ -244,32 +234,32 @@ class _Run:
         self._reached = restored = _Restored(built, store, data, start)
         return restored
 
-    def _lasting_actions(self, built: Session) -> list[Action]:
+    def _lasting_actions(self, built: Session) -> list[base.Action]:
         """Those that go on where the run goes back to an earlier checkpoint."""
         order, plan, trains = self._order, self._plan, self._order.trains
-        actions: list[Action] = [DrillFault(), self._last_events]
+        actions: list[base.Action] = [base.DrillFault(), self._last_events]
         if self._is_chief:
-            actions.append(SaveConfig(order.model_dir, self._reporter.note))
+            actions.append(base.SaveConfig(order.model_dir, self._reporter.note))
             if trains:
-                actions.append(RecordAttempt(self._attempt))
+                actions.append(base.RecordAttempt(self._attempt))
             if trains and plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
-                actions.append(MeasureFlops(built.trainer, _peak_flops(plan)))
+                actions.append(base.MeasureFlops(built.trainer, _peak_flops(plan)))
         if trains and (watch := session.watch(built)) is not None:
-            actions.append(SampleGradients(watch, self._reporter))
+            actions.append(base.SampleGradients(watch, self._reporter))
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
             actions.append(ProfileSteps(order.profiled, folder, self._reporter.note))
         if order.compile_cache is not None:
-            actions.append(SealCompileCache(order.compile_cache))
+            actions.append(base.SealCompileCache(order.compile_cache))
         cluster = plan.cluster
         if trains and built.trainer.own_seconds is not None and cluster.num_workers > 1:
             place = {"worker": cluster.index, "num_workers": cluster.num_workers}
             actions.append(WorkerTimes(built.trainer, **place, note=self._reporter.note))
         return actions
 
-    def _restored_actions(self, built: Session, start: StartingPoint) -> list[Action]:
+    def _restored_actions(self, built: Session, start: StartingPoint) -> list[base.Action]:
         """Those whose state is in checkpoints."""
-        recipe, actions = self._plan.recipe, list[Action]()
+        recipe, actions = self._plan.recipe, list[base.Action]()
         if not self._order.trains:
             return []
         if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief, earlier=self._callbacks)) is not None:
@@ -291,7 +281,7 @@ class _Run:
             actions.append(StopEarly(recipe.early_stopping, metric=metric, total_steps=total_steps, state=start.host))
         return actions
 
-    def _go_on(self, restored: _Restored, stop: StopRequest, lasting: Sequence[Action]) -> _Underway:
+    def _go_on(self, restored: _Restored, stop: StopRequest, lasting: Sequence[base.Action]) -> _Underway:
         checkpoints, start = self._plan.recipe.checkpoints, restored.start
         cluster, trainer = self._plan.cluster, restored.built.trainer
         saver = Saver(

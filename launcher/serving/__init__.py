@@ -7,7 +7,6 @@ from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.run import session
 from launcher.run.plan import RunPlan
-from launcher.run.session import Session
 from launcher.run.start import assets
 from launcher.serving import weights
 from launcher.serving.weights import Weights
@@ -19,8 +18,8 @@ def checkpoints_of(model_dir: str) -> CheckpointStore:
 
 
 def trained(
-    plan: RunPlan, model_dir: str, mode: str, build: Callable[[RunPlan], Session] | None = None
-) -> tuple[Session, Weights]:
+    plan: RunPlan, model_dir: str, mode: str, build: Callable[[RunPlan], session.Session] | None = None
+) -> tuple[session.Session, Weights]:
     """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the

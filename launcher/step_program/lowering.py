@@ -20,8 +20,6 @@ from launcher.data.pipeline import Batch, Shard
 from launcher.machine import xla
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
-from launcher.run.plan import RunPlan
-from launcher.run.session import Session
 from launcher.step import initial_values
 from launcher.step.state import LIMITS, unique_name, weight_names
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
@@ -75,14 +73,14 @@ class Lowered:
     """
 
     program: StepProgram
-    session: Session
+    session: session_lib.Session
     variables: dict[str, tf.Variable]
     constants: dict[str, np.ndarray]
     graph: tf.Graph
     notes: tuple[str, ...]
 
 
-def build(plan: RunPlan, num_replicas: int, *, without_values: bool = False) -> Session:
+def build(plan: plan_lib.RunPlan, num_replicas: int, *, without_values: bool = False) -> session_lib.Session:
     """The session of one replica among `num_replicas`, to be lowered.
 
     Takes the memory of the recipe's variables, needs no data, no accelerator, and touches no device but the CPU.
@@ -100,7 +98,7 @@ def build(plan: RunPlan, num_replicas: int, *, without_values: bool = False) -> 
         return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
 
 
-def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
+def for_replicas(plan: plan_lib.RunPlan, num_replicas: int) -> plan_lib.RunPlan:
     """The same plan on another number of replicas; UsageError where its batch cannot be divided among them."""
     strategy = dataclasses.replace(plan.strategy, num_replicas=num_replicas, local_replicas=num_replicas)
     pod = dataclasses.replace(plan, strategy=strategy)
@@ -108,7 +106,7 @@ def for_replicas(plan: RunPlan, num_replicas: int) -> RunPlan:
     return pod
 
 
-def whole_shard(plan: RunPlan) -> Shard:
+def whole_shard(plan: plan_lib.RunPlan) -> Shard:
     """All replicas of the plan, fed by one host."""
     return Shard(
         global_batch_size=plan.recipe.global_batch_size,
@@ -120,7 +118,7 @@ def whole_shard(plan: RunPlan) -> Shard:
     )
 
 
-def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
+def lower_session(session: session_lib.Session, *, for_tpu: bool = False) -> Lowered:
     """Lowers the step of a session that `build` made.
 
     Args:
@@ -144,10 +142,9 @@ def lower_session(session: Session, *, for_tpu: bool = False) -> Lowered:
 
 
 def lower_forward(
-    session: Session,
+    session: session_lib.Session,
     function: Callable[[Batch], Any],
     spec: batch_spec.BatchSpec,
-    axes: Mapping[str, int],
     *,
     of_rows: bool,
     for_tpu: bool = False,
@@ -157,7 +154,6 @@ def lower_forward(
     Args:
       function: float32 [n] of all replicas, which are the program's scalars; or tensors with a row for each of
         the batch.
-      axes: the dimensions in which weights are divided, by their names.
 
     Raises as `lower_session`.
     """
@@ -171,23 +167,20 @@ def lower_forward(
             found = function(batch)
         return tf.nest.flatten(found) if of_rows else tf.unstack(found)
 
-    return _lower(session, results, spec, named, names=names, axes=axes, for_tpu=for_tpu)
+    return _lower(session, results, spec, named, names=names, trains=False, for_tpu=for_tpu)
 
 
 def _lower(
-    session: Session,
+    session: session_lib.Session,
     on_replica: Callable[[Batch], list[tf.Tensor]],
     spec: batch_spec.BatchSpec,
     named: dict[str, tf.Variable],
     *,
     names: Callable[[int], Sequence[str]],
-    axes: Mapping[str, int] | None = None,
+    trains: bool = True,
     for_tpu: bool,
 ) -> Lowered:
-    """Lowers what gives a report of tensors, and may change the named variables; `names` are those of the tensors.
-
-    `axes` are given where it trains nothing.
-    """
+    """Lowers what gives a report of tensors, and may change the named variables; `names` are those of the tensors."""
     jax = jax_parts.load()
     num_replicas, in_parts = session.plan.strategy.num_replicas, session.plan.recipe.shard == "all"
     # In the graph because the step uses them, or because they are read here: every one is an argument.
@@ -233,12 +226,8 @@ def _lower(
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
     text, gathered_bytes, whole = module.text, 0, {}
     if in_parts:  # a weight that the step does not change is whole everywhere
-        divided = {result.name for result in results} if axes is None else axes.keys()
-        whole = {
-            name: axis
-            for name, axis in divided_axes(session, of_weights=True).items()
-            if name in divided & named.keys()
-        }
+        divided = {result.name for result in results} if trains else named.keys()
+        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in divided & named.keys()}
     if whole:
         text, gathered_bytes = weights_in_parts.divide(
             jax,
@@ -248,7 +237,7 @@ def _lower(
             in_loop=session.plan.microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
-    in_part = divided_axes(session) | whole
+    in_part = _axes(session) | whole
     arguments, results = (
         [_in_part(one, in_part, whole, num_replicas) for one in ones] for ones in (arguments, results)
     )
@@ -269,7 +258,7 @@ def _lower(
     )
 
 
-def _variables(session: Session) -> dict[str, tf.Variable]:
+def _variables(session: session_lib.Session) -> dict[str, tf.Variable]:
     """All that a step can change: what a checkpoint holds, the limits of spikes, and states of seed generators."""
     named = dict(session.trainer.state.variables())
     if (limits := session.trainer.counters.limits) is not None:
@@ -304,7 +293,7 @@ def _arguments(
     return arguments, constants
 
 
-def divided_axes(session: Session, *, of_weights: bool = False) -> dict[str, int]:
+def _axes(session: session_lib.Session, *, of_weights: bool = False) -> dict[str, int]:
     """By name, the dimension in which a replica has a part of the optimizer's state and averages, or of weights."""
     state, shards = session.trainer.state, {id(one.whole): one for one in session.trainer.optimizer.shards if one}
     found = {

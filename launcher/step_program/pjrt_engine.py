@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -149,12 +148,7 @@ class PjrtEngine:
         self, function: Callable[[Batch], tf.Tensor], batches: Iterable, *, of_rows: bool
     ) -> Callable[[], Callable[[Iterator, int], Any]]:
         assert isinstance(batches, _InTurn)
-        if self.first_values is not None:  # then the step says which weights are divided
-            self.prepare()
-        axes = {one.name: one.axis for one in self._arguments.values() if one.axis is not None}
-        spec = batches.dataset.element_spec
-        lowered = lowering.lower_forward(self.session, function, spec, axes, of_rows=of_rows, for_tpu=self._on_tpu)
-        program = _Compiled(lowered.program, self._devices, self._mesh)
+        lowered, program = self._forward(function, batches.dataset.element_spec, of_rows=of_rows)
 
         def begin() -> Callable[[Iterator, int], Any]:
             held = self._held_for(lowered)
@@ -172,27 +166,24 @@ class PjrtEngine:
                 made.append(function(batch))
                 return made[-1]
 
-            axes = {} if self.first_values is None else lowering.divided_axes(self.session, of_weights=True)
-            lowered = lowering.lower_forward(self.session, noted, spec, axes, of_rows=True, for_tpu=self._on_tpu)
-            program = _Compiled(lowered.program, self._devices, self._mesh)
-            # Those of another shape's program that none changes are the same.
-            there = {name: one for program, held, _ in self._answers.values() for name, one in program.kept(held)}
-            self._answers[str(spec)] = program, self._held_for(lowered, there), made[-1]
+            lowered, program = self._forward(noted, spec, of_rows=True)
+            if not self.holds:  # from here on, for the programs of all shapes
+                self._held, self.holds = self._held_for(lowered), True
+                self._arguments = {one.name: one for one in lowered.program.arguments}
+            self._answers[str(spec)] = program, self._held_for(lowered), made[-1]
         program, held, structure = self._answers[str(spec)]
-        parts = [
-            {name: array[one * rows :][:rows] for name, array in inputs.items()} for one in range(self.num_replicas)
-        ]
-        found = program(held, self._batch(parts))
+        parts = zip(*(np.split(array, self.num_replicas) for array in inputs.values()), strict=True)
+        found = program(held, self._batch([dict(zip(inputs, part, strict=True)) for part in parts]))
         return tf.nest.pack_sequence_as(structure, [jax_devices.whole(one) for one in found])
 
-    def _held_for(self, lowered: Lowered, there: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    def _forward(self, function: Callable[[Batch], Any], spec: Any, *, of_rows: bool) -> tuple[Lowered, _Compiled]:
+        lowered = lowering.lower_forward(self.session, function, spec, of_rows=of_rows, for_tpu=self._on_tpu)
+        return lowered, _Compiled(lowered.program, self._devices, self._mesh)
+
+    def _held_for(self, lowered: Lowered) -> dict[str, Any]:
         """The arguments of a forward pass, but for the batch."""
-        state = self.session.trainer.state
-        return {
-            one.name: there[one.name] if one.name in there else self._in_evaluation(one, lowered, state)
-            for one in lowered.program.arguments
-            if one.kind != "batch"
-        }
+        arguments, state = lowered.program.arguments, self.session.trainer.state
+        return {one.name: self._in_evaluation(one, lowered, state) for one in arguments if one.kind != "batch"}
 
     def _sums_of(self, program: _Compiled, held: dict[str, Any], batches: Iterator, num_batches: int) -> np.ndarray:
         rows: list[Any] = []
@@ -377,7 +368,6 @@ class _Compiled:
         )
         of_rows = program.results[0].shape != ()
         self._changed = {one.name for one in program.results if one.kind == "variable"}
-        self._variables = {one.name for one in program.arguments if one.kind == "variable"}
         kept = {one.name for one in program.arguments if one.kind != "batch"} - self._changed
         specs = [
             {one.name: _spec(one.axis) for one in program.arguments if one.name in names}
@@ -401,10 +391,6 @@ class _Compiled:
             check_vma=False,
         )
         self._run = jax.jit(mapped, donate_argnums=0)
-
-    def kept(self, held: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The variables that it does not change."""
-        return [(name, held[name]) for name in self._variables - self._changed]
 
     def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
         changed = {name: value for name, value in held.items() if name in self._changed}

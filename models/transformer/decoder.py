@@ -10,16 +10,8 @@ import keras
 import tensorflow as tf
 
 from models.token_model import TokenModel
+from models.transformer import dimensions
 from models.transformer.block import Block
-from models.transformer.dimensions import (
-    at_least,
-    check_even,
-    check_heads,
-    check_length,
-    check_share,
-    check_steps,
-    one_of,
-)
 from models.transformer.layers import NORMALIZATIONS, Dropout, Embedding, projection, sizes
 from models.transformer.positions import Visibility, layout, sinusoids
 
@@ -67,19 +59,19 @@ def language_model(
         max_length: Longest row in tokens; a longer one is refused.
         rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
     """
-    one_of("norm", norm, tuple(NORMALIZATIONS))
-    one_of("activation", activation, ("swiglu", "gelu", "relu"))
-    one_of("positions", positions, ("rotary", "learned", "sinusoidal"))
+    dimensions.one_of("norm", norm, tuple(NORMALIZATIONS))
+    dimensions.one_of("activation", activation, ("swiglu", "gelu", "relu"))
+    dimensions.one_of("positions", positions, ("rotary", "learned", "sinusoidal"))
     if hidden is None:
         hidden = -(-8 * width // (3 * 128)) * 128 if activation == "swiglu" else 4 * width
-    at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1), hidden=(hidden, 1))
-    at_least(heads=(heads, 1), max_length=(max_length, 1))
-    check_heads(width, heads, kv_heads)
-    check_share(dropout=dropout, attention_dropout=attention_dropout)
+    dimensions.at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 1), hidden=(hidden, 1))
+    dimensions.at_least(heads=(heads, 1), max_length=(max_length, 1))
+    dimensions.check_heads(width, heads, kv_heads)
+    dimensions.check_share(dropout=dropout, attention_dropout=attention_dropout)
     if positions == "rotary":
-        check_even(**{"the width of a head": width // heads})
+        dimensions.check_even(**{"the width of a head": width // heads})
     elif positions == "sinusoidal":
-        check_even(width=width)
+        dimensions.check_even(width=width)
     return LanguageModel.make(
         vocab_size=vocab_size,
         layers=layers,
@@ -153,7 +145,7 @@ class LanguageModel(TokenModel):
 
     def call(self, batch: dict[str, tf.Tensor], training: bool = False, logits: bool = True) -> tf.Tensor:
         tokens = batch["tokens"]
-        check_length(tokens, self._max_length)
+        dimensions.check_length(tokens, self._max_length)
         segments, positions = layout(tokens, batch.get("segments"), batch.get("positions"))
         features = self.dropout(self._embed(tokens, positions), training=training)
         visible = Visibility(query_segments=segments, key_segments=segments, causal=True)
@@ -170,7 +162,7 @@ class LanguageModel(TokenModel):
         The batch is not read: there is nothing to know before the first token.
         """
         del batch
-        check_steps(max_length, self._max_length)
+        dimensions.check_steps(max_length, self._max_length)
         return {"blocks": [block.start(rows, max_length) for block in self.blocks]}
 
     def decode_step(

@@ -10,16 +10,8 @@ import keras
 import tensorflow as tf
 
 from models.token_model import TokenModel
+from models.transformer import dimensions
 from models.transformer.block import Block
-from models.transformer.dimensions import (
-    at_least,
-    check_even,
-    check_heads,
-    check_length,
-    check_share,
-    check_steps,
-    one_of,
-)
 from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
 from models.transformer.positions import Visibility, layout, sinusoids
 
@@ -59,12 +51,12 @@ def transformer(
         max_length: Longest row, source or target, in tokens; a longer one is refused.
         rematerialize: Compute the inside of each block again in the backward pass instead of keeping it.
     """
-    at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 2), hidden=(hidden, 1))
-    at_least(heads=(heads, 1), max_length=(max_length, 1))
-    check_heads(width, heads)
-    check_even(width=width)
-    check_share(dropout=dropout, attention_dropout=attention_dropout)
-    one_of("norm", norm, ("post", "pre"))
+    dimensions.at_least(vocab_size=(vocab_size, 4), layers=(layers, 1), width=(width, 2), hidden=(hidden, 1))
+    dimensions.at_least(heads=(heads, 1), max_length=(max_length, 1))
+    dimensions.check_heads(width, heads)
+    dimensions.check_even(width=width)
+    dimensions.check_share(dropout=dropout, attention_dropout=attention_dropout)
+    dimensions.one_of("norm", norm, ("post", "pre"))
     return EncoderDecoder.make(
         vocab_size=vocab_size,
         layers=layers,
@@ -135,7 +127,7 @@ class EncoderDecoder(TokenModel):
         memory, source_segments = self._encode(batch, training)
         tokens = batch["target_in"]
         segments, positions = layout(tokens, batch.get("target_segments"), batch.get("target_positions"))
-        check_length(tokens, self._max_length)
+        dimensions.check_length(tokens, self._max_length)
         features = self._embed(self.target_embedding, tokens, positions)
         features = self.target_dropout(features, training=training)
         seen = {
@@ -158,7 +150,7 @@ class EncoderDecoder(TokenModel):
                 as many as sources.
             max_length: Most steps, at most the model's own.
         """
-        check_steps(max_length, self._max_length)
+        dimensions.check_steps(max_length, self._max_length)
         memory, segments = self._encode(batch, training=False)
         sources = sizes(memory)[0]
         rows = sources if rows is None else rows
@@ -183,7 +175,7 @@ class EncoderDecoder(TokenModel):
     def _encode(self, batch: dict[str, tf.Tensor], training: bool) -> tuple[tf.Tensor, tf.Tensor]:
         tokens = batch["source"]
         segments, positions = layout(tokens, batch.get("source_segments"), batch.get("source_positions"))
-        check_length(tokens, self._max_length)
+        dimensions.check_length(tokens, self._max_length)
         features = self._embed(self.source_embedding, tokens, positions)
         features = self.source_dropout(features, training=training)
         visible = Visibility(query_segments=segments, key_segments=segments)
