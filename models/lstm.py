@@ -18,12 +18,7 @@ State = dict[str, tf.Tensor]
 
 @gin.configurable
 def lstm_language_model(
-    *,
-    vocab_size: int,
-    layers: int = 2,
-    width: int = 512,
-    dropout: float = 0.1,
-    tie_embeddings: bool = True,
+    *, vocab_size: int, layers: int = 2, width: int = 512, dropout: float = 0.1, tie_embeddings: bool = True
 ) -> LstmLanguageModel:
     """Builds a language model of LSTM layers, as Zaremba et al. 2014 (arXiv 1409.2329): dropout between layers only.
 

@@ -10,12 +10,7 @@ from models.transformer.dimensions import at_least, check_images
 
 @gin.configurable
 def mlp(
-    *,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    units: int = 4096,
-    layers: int = 2,
-    activation: str = "relu",
+    *, image_shape: tuple[int, int, int], num_classes: int, units: int = 4096, layers: int = 2, activation: str = "relu"
 ) -> keras.Model:
     """Builds a multi-layer perceptron for image classification.
 

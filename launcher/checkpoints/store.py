@@ -71,12 +71,7 @@ class CheckpointStore:
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        metrics: Mapping[str, float] | None = None,
-        writers: Writers | None = None,
+        self, step: int, state: State, *, metrics: Mapping[str, float] | None = None, writers: Writers | None = None
     ) -> str:
         """Saves `state` as the checkpoint of `step`, retires those that are no longer kept, and returns its folder.
 

@@ -112,13 +112,7 @@ def nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
 
 
 def _decode(
-    step: Step,
-    cache: Cache,
-    prompt: tf.Tensor,
-    max_length: int,
-    end: int,
-    lengths: tf.Tensor | None,
-    choose: _Choose,
+    step: Step, cache: Cache, prompt: tf.Tensor, max_length: int, end: int, lengths: tf.Tensor | None, choose: _Choose
 ) -> tf.Tensor:
     rows = tf.shape(prompt)[0]
     # Token `index` of the prompt and those the model writes after it, in one row; the first one is never returned.

@@ -160,9 +160,7 @@ def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Bac
 
 
 def _on_hosts(
-    says: str,
-    transport: Callable[[flags.FlagValues], Transport],
-    own_flags: Mapping[str, Any] | None = None,
+    says: str, transport: Callable[[flags.FlagValues], Transport], own_flags: Mapping[str, Any] | None = None
 ) -> Kind:
     """Workers on the hosts of a transport, as many as these have slots."""
     return Kind(

@@ -244,9 +244,7 @@ def _train_here(call: FitCall, machine: Machine) -> str:
     """Trains in such a process, and returns the folder."""
     evaluates = bool(call.settings["task"].data().num_eval_examples)
     request = Request(
-        mode="train_and_eval" if evaluates else "train",
-        model_dir=call.model_dir or _MODEL_DIR,
-        replicas=call.replicas,
+        mode="train_and_eval" if evaluates else "train", model_dir=call.model_dir or _MODEL_DIR, replicas=call.replicas
     )
     with chief_last(cluster_lib.resolve(os.environ)):
         train_on(request, lambda: machine.plan_of(call.recipe()))

@@ -64,11 +64,7 @@ def momentum(
 
 @_configurable
 def adam(
-    *,
-    learning_rate: float | Schedule = gin.REQUIRED,
-    beta_1: float = 0.9,
-    beta_2: float = 0.999,
-    epsilon: float = 1e-7,
+    *, learning_rate: float | Schedule = gin.REQUIRED, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
     """Adam (Kingma & Ba 2015, arXiv 1412.6980) without weight decay.
 

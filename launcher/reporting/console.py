@@ -47,10 +47,7 @@ class Silence(io.TextIOBase, TextIO):
 
 
 def make_console(
-    *,
-    total_steps: int,
-    stream: TextIO | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    *, total_steps: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Console:
     """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines.
 

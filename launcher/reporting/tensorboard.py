@@ -124,9 +124,7 @@ def _images(tag: str, pictures: Sequence[bytes]) -> Any:
 
 
 def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
-    metadata = tf.compat.v1.SummaryMetadata(
-        plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin),
-    )
+    metadata = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin))
     return tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto(strings))
 
 

@@ -65,10 +65,7 @@ class Evaluator:
         return not on_devices or (isinstance(self._task, ShowsSamples) and not self._on_devices.has_parts)
 
     def evaluate(
-        self,
-        last: bool = True,
-        agree: Callable[[float], float] = lambda seconds: 0.0,
-        told: Sequence[Action] = (),
+        self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0, told: Sequence[Action] = ()
     ) -> dict[str, float]:
         """Evaluates the current weights, after `needs_variables`.
 

@@ -41,12 +41,7 @@ def token_sums(logits: tf.Tensor, targets: tf.Tensor, row_weight: tf.Tensor, *, 
 
 
 def model_sums(
-    model: keras.Model,
-    batch: dict[str, tf.Tensor],
-    targets: tf.Tensor,
-    *,
-    training: bool,
-    label_smoothing: float = 0.0,
+    model: keras.Model, batch: dict[str, tf.Tensor], targets: tf.Tensor, *, training: bool, label_smoothing: float = 0.0
 ) -> Sums:
     """The same of what a model makes of a batch, in the pieces that `train.loss_chunks` has the loss computed in.
 

@@ -201,12 +201,7 @@ def _largest(values: Iterable[np.ndarray]) -> float:
 
 
 def _exact(
-    quantity: str,
-    expected: np.ndarray,
-    found: np.ndarray,
-    baseline: Record,
-    record: Record,
-    kinds: Mapping[str, str],
+    quantity: str, expected: np.ndarray, found: np.ndarray, baseline: Record, record: Record, kinds: Mapping[str, str]
 ) -> Deviation:
     """A sequence over the steps, and the variables behind it, which must be equal."""
     different = functools.partial(Deviation, quantity=quantity, value=math.inf)

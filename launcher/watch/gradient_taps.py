@@ -25,12 +25,7 @@ _CALLS = 4
 TOKEN_SIZE = NUM_BINS + _CALLS
 
 # These draw other numbers in 16 bits than in float32.
-_RANDOM = (
-    keras.layers.AlphaDropout,
-    keras.layers.Dropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-)
+_RANDOM = (keras.layers.AlphaDropout, keras.layers.Dropout, keras.layers.GaussianDropout, keras.layers.GaussianNoise)
 
 
 class Output(NamedTuple):

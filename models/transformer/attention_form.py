@@ -47,13 +47,7 @@ class Form:
             rows = batch  # XLA then drops the loop, which is faster; only the second computation is left
         rows = max(one for one in range(1, batch + 1) if batch % one == 0 and one <= rows)
         return Blocks(
-            batch=batch,
-            queries=queries,
-            keys=keys,
-            rows=rows,
-            query_block=sizes[0],
-            key_block=sizes[1],
-            causal=causal,
+            batch=batch, queries=queries, keys=keys, rows=rows, query_block=sizes[0], key_block=sizes[1], causal=causal
         )
 
     def wants_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:

@@ -75,10 +75,7 @@ class Block(keras.layers.Layer):
             "feed_forward": self.feed_forward_dropout,
         }
         if self.memory_attention is not None:
-            self._dropouts |= {
-                "memory_weights": self.memory_attention.dropout,
-                "memory": self.memory_dropout,
-            }
+            self._dropouts |= {"memory_weights": self.memory_attention.dropout, "memory": self.memory_dropout}
 
     def build(self, *_: Any) -> None:
         for layer in self.layers:
@@ -125,11 +122,7 @@ class Block(keras.layers.Layer):
         return cache
 
     def step(
-        self,
-        inputs: tf.Tensor,
-        index: tf.Tensor,
-        cache: dict[str, Cache],
-        memory_allowed: tf.Tensor | None = None,
+        self, inputs: tf.Tensor, index: tf.Tensor, cache: dict[str, Cache], memory_allowed: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, dict[str, Cache]]:
         """The same for one position [rows, 1, width]; returns its features and the cache with it."""
         cache = dict(cache)
@@ -147,11 +140,7 @@ class Block(keras.layers.Layer):
         return {name: dropout.draw(training) for name, dropout in self._dropouts.items()}
 
     def _sublayers(
-        self,
-        features: tf.Tensor,
-        attention: Change,
-        memory_attention: Change,
-        seeds: dict[str, tf.Tensor | None],
+        self, features: tf.Tensor, attention: Change, memory_attention: Change, seeds: dict[str, tf.Tensor | None]
     ) -> tf.Tensor:
         sublayers: dict[str, tuple[Change, Change]] = {"attention": (attention, self.attention_norm)}
         if self.memory_attention is not None:

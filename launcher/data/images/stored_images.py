@@ -78,12 +78,7 @@ class StoredImages:
             return self._finish(batch)
 
         return EncodedData(
-            train=train,
-            evaluation=evaluation,
-            decoder=decoder,
-            augment=augmented,
-            finish=finished,
-            mix=self.mix,
+            train=train, evaluation=evaluation, decoder=decoder, augment=augmented, finish=finished, mix=self.mix
         )
 
     @no_autograph

@@ -158,9 +158,7 @@ class StreamedImages:
                 split,
                 shuffle_files=True,
                 config=tfds.read_config(
-                    shuffle_seed=file_seed,
-                    shuffle_reshuffle_each_iteration=False,
-                    interleave_cycle_length=_OPEN_FILES,
+                    shuffle_seed=file_seed, shuffle_reshuffle_each_iteration=False, interleave_cycle_length=_OPEN_FILES
                 ),
             )
             examples = examples.map(lambda example: (example["image"], tf.cast(example["label"], tf.int32)))

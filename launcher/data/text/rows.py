@@ -116,9 +116,7 @@ class TextRows(abc.ABC, Generic[Item]):
         )
         self._tell(facts)
         batches = RandomAccessData(
-            train=self._examples(train),
-            evaluation=self._examples(held_out) if held_out else None,
-            finish=self._finish,
+            train=self._examples(train), evaluation=self._examples(held_out) if held_out else None, finish=self._finish
         )
         return Rows(batches, arrays, facts)
 
