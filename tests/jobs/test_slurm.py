@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -75,6 +77,15 @@ def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
 def test_options_of_srun_that_are_none_are_refused(allocation, options):
     with pytest.raises(UsageError, match=f"--srun_options={options}: "):
         Srun(allocation, None, options)
+
+
+@pytest.mark.parametrize("value", ["ten", "-1"])
+def test_a_limit_of_requeues_that_is_no_number_is_refused_before_anything_starts(tmp_path, value):
+    started = tmp_path / "started"
+    environ = {"PATH": os.environ["PATH"], "MAX_REQUEUES": value, "PYTHON": f"touch {started}"}
+    done = subprocess.run(["bash", SCRIPT], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert f"MAX_REQUEUES={value}: give a whole number" in done.stderr and not started.exists()
 
 
 @pytest.mark.parametrize(
