@@ -181,8 +181,10 @@ def test_an_installation_that_was_killed_half_way_is_made_anew(host, until):
     process = host.start(f"--source={host.repository}", "--", "--gin_file=x.gin")
     until((host.notes / "hanging").exists)
     assert host.status["state"] == "installing"
+    group = psutil.Process(process.pid).children(recursive=True)  # each of which holds the lock until it is gone
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    assert not psutil.wait_procs(group, timeout=60)[1]
     (host.notes / "hang").unlink()
     (host.home / "src" / "left_over").touch()
     done = host.run(f"--source={host.repository}", "--", "--gin_file=x.gin")
