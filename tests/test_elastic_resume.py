@@ -68,7 +68,7 @@ def interrupt_four_workers(start_launcher, free_ports, recipe: str, model_dir: P
 
 
 @pytest.mark.heavy
-def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
+def test_four_workers_interrupted_go_on_as_three_two_and_one_with_the_same_losses(
     start_launcher, run_workers, free_ports, recipe, tmp_path
 ):
     interrupted, undisturbed = tmp_path / "interrupted", tmp_path / "undisturbed"
@@ -86,10 +86,15 @@ def test_four_workers_interrupted_go_on_as_two_and_as_one_with_the_same_losses(
     assert len({event["loss_scale"] for event in expected[step:]}) > 1, "the scale did not move after the interruption"
     weights = CheckpointStore(str(undisturbed / "checkpoints")).read(total)
 
+    def three_of_four(model_dir: str) -> list[int]:
+        missing = {"LAUNCHER_FULL_WORKERS": "4"}
+        return [worker.returncode for worker in run_workers(3, *to_the_end, model_dir, env=missing)]
+
     def two_workers(model_dir: str) -> list[int]:
         return [worker.returncode for worker in run_workers(2, *to_the_end, model_dir)]
 
     resumptions = {
+        "three of four workers": three_of_four,
         "two workers": two_workers,
         "one worker for four": lambda model_dir: one_process(
             model_dir, "--strategy=one_device", "--gin_param=train.microbatches = 4"

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from launcher.data.order import ALL_IN, LeftOut
-from launcher.data.pipeline import Shard
+from launcher.data.pipeline import WEIGHT, Batch, Shard
+from launcher.machine.no_autograph import no_autograph
 
 
 def distribute_batches(
@@ -66,6 +67,32 @@ def batches_of_host(
     # Known to be endless, TensorFlow asks no worker whether it has another batch: that would be a collective in every
     # step.
     return left_out.drop_from(batches, first=first, parts=shard.local_replicas).repeat()
+
+
+def share_of_host(make: Callable[[Shard], tf.data.Dataset], hosts: int, shard: Shard) -> tf.data.Dataset:
+    """A host's batches where fewer than `hosts` share the global batch of so many, whose data is read as they read it.
+
+    Rows that are no host's stand at the end, copies of others with weight 0.
+    """
+    share, rows = shard.global_batch_size // hosts, shard.per_replica_batch_size
+    begin = shard.first_replica * rows
+    end = begin + shard.local_replicas * rows
+    first, last = min(begin // share, hosts - 1), min(-(-end // share), hosts)
+    parts = [
+        make(dataclasses.replace(shard, num_replicas=hosts, first_replica=host, local_replicas=1, rows=0))
+        for host in range(first, max(last, first + 1))
+    ]
+    places = tf.range(begin, end)
+    taken = tf.minimum(places, shard.global_batch_size - 1) - first * share
+    real = tf.cast(places < shard.global_batch_size, tf.float32)
+
+    @no_autograph
+    def of_replicas(*batches: Batch) -> Batch:
+        whole = {key: tf.gather(tf.concat([one[key] for one in batches], 0), taken) for key in batches[0]}
+        whole[WEIGHT] *= real
+        return {key: tf.reshape(value, [-1, rows, *value.shape[1:]]) for key, value in whole.items()}
+
+    return tf.data.Dataset.zip(tuple(parts)).map(of_replicas, num_parallel_calls=1).prefetch(1).unbatch()
 
 
 # By `id`, which is what a type that a `tf.function` takes can hold.

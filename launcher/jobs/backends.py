@@ -87,8 +87,8 @@ _REMOTE_FLAGS: Mapping[str, Any] = {
     ),
     "min_workers": (
         flags.DEFINE_integer, None,
-        "Go on with so many workers when hosts are not there: with the largest divisor of --workers that is there, "
-        "the same global batch and as many more microbatches. Default: --workers.",
+        "Go on with so many workers or more when hosts are not there, which share the same global batch, until they "
+        "are. Default: --workers.",
     ),
     "connect_timeout": (
         flags.DEFINE_float, 60.0, "Seconds to go on trying to reach a host before an attempt."
@@ -165,7 +165,7 @@ def _on_hosts(
     """Workers on the hosts of a transport, as many as these have slots."""
     return Kind(
         says=says,
-        num_workers=lambda options: sum(host.slots for host in transport(options).hosts),
+        num_workers=lambda options: options.workers or sum(host.slots for host in transport(options).hosts),
         make=lambda options, job, console: _make_remote(options, job, console, transport(options)),
         flags={**(own_flags or {}), **_REMOTE_FLAGS},
     )

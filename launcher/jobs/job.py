@@ -189,8 +189,14 @@ class Backend(Protocol):
     def pump(self, timeout_seconds: float) -> None:
         """Passes on what workers print; returns after `timeout_seconds` at the latest."""
 
-    def clear(self) -> None:
-        """Makes sure that nothing of the attempt still runs, as far as it can be killed, and forgets it."""
+    def can_grow(self) -> bool:
+        """Whether more workers could run than do, of those that the job has."""
+
+    def clear(self, cause: Outcome | None = None) -> None:
+        """Makes sure that nothing of the attempt still runs, as far as it can be killed, and forgets it.
+
+        `cause` is the worker that it failed by.
+        """
 
     def close(self) -> None:
         """Releases whatever the backend holds; nothing runs any more."""

@@ -132,7 +132,10 @@ class LocalBackend:
             if not key.data.read():
                 self._selector.unregister(key.fileobj)
 
-    def clear(self) -> None:
+    def can_grow(self) -> bool:
+        return False
+
+    def clear(self, cause: Outcome | None = None) -> None:
         """Kills what still runs, also processes that left their worker's session; spares that are ready stay."""
         for worker in self._workers:
             worker.kill()

@@ -13,7 +13,7 @@ from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import JobConsole, LogFile, Tee
-from launcher.jobs.policy import Trouble, WorkerState, find_cause
+from launcher.jobs.policy import Outcome, Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.machine.cluster import elastic, tf_config
 from launcher.worker.progress import ErrorRecord, Report
@@ -24,6 +24,8 @@ _TURN_SECONDS = 0.05
 _SUSPECT_SECONDS = 2.5
 _ANSWER_SECONDS = 60.0  # longer than an agent waits for workers that do not die
 _CLOSE_SECONDS = 10.0
+_LOOK_SECONDS = 5.0  # between attempts to reach the hosts that a running job has no worker on
+_MOST_FAILURES = 3
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,12 +53,13 @@ class RemoteBackend:
         """Connects to the hosts that are not connected, and decides which of them take part."""
         if self.remotes.transport.missing:
             raise UsageError(self.remotes.transport.missing)
-        refusals = self.remotes.connect(self.connect_timeout_seconds, is_first=self._is_first, stop=stop)
+        refusals = self.remotes.connect(
+            self.connect_timeout_seconds, wanted=self.job.workers, is_first=self._is_first, stop=stop
+        )
         if stop():
             return
-        there = [remote for remote in self.remotes.all if remote.is_ready]
-        number = elastic.workers_of(self.job.workers, sum(remote.host.slots for remote in there), self.min_workers)
-        if number is None:
+        number = min(self.job.workers, self.remotes.slots_there)
+        if number < self.min_workers:
             remote, message = first_of(refusals)
             advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
             raise NotReady(f"{message}; {advice}", remote.first_rank)
@@ -65,7 +68,7 @@ class RemoteBackend:
             self.console.note(f"going on without a host: {refusal.message}")
         if number < self.job.workers:
             self.console.note(f"{number} of {self.job.workers} workers, with the same global batch")
-        self._seats = self._choose_seats(there, number)
+        self._seats = self._choose_seats(number)
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run on the hosts that `prepare` has found."""
@@ -74,7 +77,7 @@ class RemoteBackend:
     def plan(self, attempt: int) -> str:
         """What would run here to start the agents, and what these would run."""
         lines = ["# To this the agent adds where to report, and a worker's share of the host's GPUs and processors.\n"]
-        seats = _seats(self.remotes.all)
+        seats = _seats(self.remotes.all)[: self.job.workers]
         if self.remotes.transport.missing:
             lines.append(f"# note: {self.remotes.transport.missing}\n")
         for remote in self.remotes.all:
@@ -106,14 +109,27 @@ class RemoteBackend:
         self.remotes.wait(timeout_seconds)
         cause = find_cause(outcomes(self._workers.values()))
         patience = _SUSPECT_SECONDS if cause and cause.state is WorkerState.VICTIM else protocol.HEAD_PATIENCE_SECONDS
+        if len(self._seats) < self.job.workers:
+            self.remotes.look_for_missing(_LOOK_SECONDS)
         for remote in self.remotes.all:
             if remote.connection is None:
                 continue
             for message in remote.connection.receive(patience):
                 self._take(remote.connection, message)
 
-    def clear(self) -> None:
-        """Makes sure that nothing of the attempt still runs where the agents can tell."""
+    def can_grow(self) -> bool:
+        return len(self._seats) < min(self.job.workers, self.remotes.slots_there)
+
+    def clear(self, cause: Outcome | None = None) -> None:
+        """Makes sure that nothing of the attempt still runs where the agents can tell; leaves out a host for good whose
+        workers were the cause of several failures in a row, where there are others.
+        """
+        if cause is not None and cause.state is not WorkerState.VICTIM and cause.rank < len(self._seats):
+            host = self._seats[cause.rank].remote
+            left = self.remotes.slots_there - host.host.slots * host.is_ready
+            if self.remotes.count_failure(host) >= _MOST_FAILURES and left >= self.min_workers:
+                host.is_left_out = True
+                self.console.note(f"{host.host.name} is left out: {_MOST_FAILURES} failures in a row were of its workers")
         self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
         for worker in self._workers.values():
             worker.tee.close()
@@ -125,9 +141,9 @@ class RemoteBackend:
 
     # --------------------------------------------------------------------------------------------------------- details
 
-    def _choose_seats(self, there: list[RemoteHost], number: int) -> list[_Seat]:
+    def _choose_seats(self, number: int) -> list[_Seat]:
         """Places for `number` workers, host by host, on ports that are free now."""
-        seats = _seats(there)[:number]
+        seats = _seats(self.remotes.there)[:number]
         questions = {seat.remote.agent: {"do": "ports", "count": seat.remote.host.slots} for seat in seats}
         answers = self._ask(questions, "ports")
         found = []

@@ -28,6 +28,8 @@ class RemoteHost:
     connection: Connection | None = None
     refusal: Refusal | None = None
     retry_at: float = 0.0
+    failures: int = 0  # in a row, of the job, that were of its workers
+    is_left_out: bool = False
     marks: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -57,8 +59,26 @@ class RemoteHosts:
         slots = [host.slots for host in self.transport.hosts]
         self.all = [RemoteHost(number, host, sum(slots[:number])) for number, host in enumerate(self.transport.hosts)]
 
-    def connect(self, timeout_seconds: float, *, is_first: bool, stop: Callable[[], bool]) -> dict[RemoteHost, Refusal]:
-        """Connects to the hosts that are not connected, and tries again until the time is over.
+    @property
+    def there(self) -> list[RemoteHost]:
+        """Those that workers can be started on."""
+        return [remote for remote in self.all if remote.is_ready and not remote.is_left_out]
+
+    @property
+    def slots_there(self) -> int:
+        return sum(remote.host.slots for remote in self.there)
+
+    def count_failure(self, of: RemoteHost) -> int:
+        """How many failures in a row were of a host's workers, with one more."""
+        for remote in self.all:
+            remote.failures = remote.failures + 1 if remote is of else 0
+        return of.failures
+
+    def connect(
+        self, timeout_seconds: float, *, wanted: int, is_first: bool, stop: Callable[[], bool]
+    ) -> dict[RemoteHost, Refusal]:
+        """Connects to the hosts that are not connected, and tries again until the time is over or `wanted` slots are
+        there.
 
         A handshake that is under way then may still end. If no host has ever served, a mistake ends it at once
         (UsageError); later it may be a host that is still starting, without its users or its disks. `stop` says that
@@ -76,11 +96,13 @@ class RemoteHosts:
             remote.refusal, remote.retry_at = None, 0.0
             if not remote.is_ready:
                 self._drop(remote, "connected again")
-        while not stop() and (waiting := [remote for remote in self.all if not remote.is_ready]):
+        while not stop() and (waiting := self._missing()):
             now = time.monotonic()
             for remote in waiting:
                 may_try = remote.refusal is None or now < deadline
                 self._pursue(remote, timeout_seconds, is_first=is_first, may_try=may_try)
+            if self.slots_there >= wanted and all(remote.refusal for remote in waiting):
+                break
             under_way = any(remote.connection is not None for remote in waiting)
             if now > deadline and (not under_way or now > deadline + _HANDSHAKE_SECONDS):
                 break
@@ -88,12 +110,17 @@ class RemoteHosts:
             for connection in self._connections():
                 connection.receive()
         refusals = {}
-        for remote in self.all:
-            if not remote.is_ready:
-                silent = f"{remote.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
-                refusals[remote] = remote.refusal or Refusal(message=silent, is_mistake=False)
-                self._drop(remote, silent)
+        for remote in self._missing():
+            silent = f"{remote.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
+            refusals[remote] = remote.refusal = remote.refusal or Refusal(message=silent, is_mistake=False)
+            self._drop(remote, silent)
         return refusals
+
+    def look_for_missing(self, seconds: float) -> None:
+        """Goes on connecting to the hosts that could not be connected, each `seconds` after its last refusal."""
+        for remote in self._missing():
+            if remote.refusal is not None:
+                self._pursue(remote, seconds, is_first=False, may_try=True, retry_seconds=seconds)
 
     def wait(self, timeout_seconds: float) -> None:
         """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
@@ -120,6 +147,9 @@ class RemoteHosts:
         if self._beats is not None:
             self._beats.join()
 
+    def _missing(self) -> list[RemoteHost]:
+        return [remote for remote in self.all if not remote.is_ready and not remote.is_left_out]
+
     def _connections(self) -> list[Connection]:
         return [connection for connection in [remote.connection for remote in self.all] if connection is not None]
 
@@ -128,7 +158,15 @@ class RemoteHosts:
             for connection in self._connections():
                 connection.send({"do": "ping"})
 
-    def _pursue(self, remote: RemoteHost, timeout_seconds: float, *, is_first: bool, may_try: bool) -> None:
+    def _pursue(
+        self,
+        remote: RemoteHost,
+        timeout_seconds: float,
+        *,
+        is_first: bool,
+        may_try: bool,
+        retry_seconds: float = _RETRY_SECONDS,
+    ) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""
         if remote.connection is not None:
             refusal = self._refusal(remote.connection)
@@ -139,7 +177,7 @@ class RemoteHosts:
             if remote.refusal is None and not refusal.is_mistake:
                 self.console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
             remote.refusal = refusal
-            remote.retry_at = time.monotonic() + _RETRY_SECONDS
+            remote.retry_at = time.monotonic() + retry_seconds
             self._drop(remote, refusal.message)
         if may_try and time.monotonic() >= remote.retry_at:
             mark = f"{self.identity}-{remote.number}-{len(remote.marks)}"

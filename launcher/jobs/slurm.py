@@ -89,8 +89,8 @@ def _slots(environ: Mapping[str, str], num_nodes: int, workers: int | None) -> l
         if _num_tasks(environ) is None:
             return [1] * num_nodes
         return slurm.tasks_per_node(environ, "SLURM_TASKS_PER_NODE", num_nodes, advice=_TO_SUBMIT)
-    share, rest = divmod(workers, num_nodes)
-    if rest or not share:
+    share, rest = divmod(max(workers, num_nodes), num_nodes)
+    if rest:
         raise UsageError(
             f"--workers={workers}: the {num_nodes} nodes of the Slurm job run the same number of workers each; "
             f"give a multiple of {num_nodes}, or leave it out and ask Slurm for tasks (--ntasks-per-node)"

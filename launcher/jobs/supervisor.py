@@ -25,6 +25,7 @@ from launcher.worker import progress
 from launcher.worker.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
+_SAVED_SECONDS = 5.0  # between looks for a new checkpoint, when hosts have come back
 # How long the others may take to show their part after the first failure, before they are killed: an error that was
 # raised may be the echo of a death that is only seen a moment later.
 _SETTLE_SECONDS = 1.0
@@ -46,6 +47,8 @@ class Supervisor:
         self._signals: list[int] = []
         self._attempts = 0
         self._step = self._first_step = -1
+        self._more_since: int | None = None  # the newest step that was saved when more workers could run
+        self._asked_for_step = 0.0
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
         self._began = Beginning()
@@ -98,12 +101,14 @@ class Supervisor:
             if self._attempts == 1:
                 raise
             return self._not_started(number, error)
+        cause = None
         try:
             verdict, outcomes = self._watch(workers)
+            cause = verdict.cause
             if self._drill:
                 self._drill.judged(workers, verdict)
         finally:
-            self._backend.clear()
+            self._backend.clear(cause)
         verdict = self._account_for_the_living(workers, verdict)
         if verdict.cause is not None:
             (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == verdict.cause.rank)
@@ -155,7 +160,8 @@ class Supervisor:
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
         frozen = FreezeDetector()
-        has_passed_on = False
+        has_passed_on = grows = False
+        self._more_since = None
         while True:
             self._turn(workers)
             outcomes = outcomes_of(workers)
@@ -165,6 +171,11 @@ class Supervisor:
                     worker.send(signal.SIGTERM)
             if self._signals:
                 return self._stop(workers)
+            if not has_passed_on and self._should_grow():
+                has_passed_on = grows = True
+                self._console.note("more hosts are there: all workers are asked to save and end, to go on with these")
+                for worker in workers:
+                    worker.send(signal.SIGTERM)
             try:
                 self._held.check()
             except LeaseLostError as error:
@@ -175,7 +186,10 @@ class Supervisor:
             if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
                 self._wait_for_all(workers, self._job.grace_period_seconds)
                 outcomes = outcomes_of(workers)
-                return judge(outcomes), outcomes
+                verdict = judge(outcomes)
+                if grows and verdict.action is Decision.STOP and verdict.cause is None:
+                    verdict = Verdict(action=Decision.RESTART, exit_code=EXIT_PREEMPTED)
+                return verdict, outcomes
             if find_cause(outcomes) is not None:
                 outcomes = self._settle(workers)
                 return judge(outcomes), outcomes
@@ -189,6 +203,19 @@ class Supervisor:
             if stall is not None:
                 outcomes = self._blame(workers, stall)
                 return judge(outcomes), outcomes
+
+    def _should_grow(self) -> bool:
+        """Whether more workers could run, and a step has been saved since that is so."""
+        if not self._backend.can_grow():
+            self._more_since = None
+            return False
+        now = time.monotonic()
+        if self._more_since is not None and now < self._asked_for_step + _SAVED_SECONDS:
+            return False
+        self._asked_for_step, step = now, self._folder.newest_step()
+        if self._more_since is None:
+            self._more_since = step
+        return step > self._more_since
 
     def _turn(self, workers: Sequence[Worker]) -> None:
         self._backend.pump(_TURN_SECONDS)
@@ -297,8 +324,8 @@ class Supervisor:
 
     def _settle_restart(self, verdict: Verdict, restarts: Restarts) -> Verdict:
         """Turns a restart into giving up where no more are allowed; otherwise waits until it is time."""
-        if verdict.action is not Decision.RESTART:
-            return verdict
+        if verdict.action is not Decision.RESTART or verdict.cause is None:
+            return verdict  # without a cause, nothing has failed
         error = self._first_error
         assert error is not None
         # The folder may know of a step that no worker could tell of; where one has told of progress, it is not asked.

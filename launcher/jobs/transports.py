@@ -203,7 +203,10 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) -> tuple[Host, ...]:
-    """The hosts that --hosts or --hostfile names, with `workers` divided among them; None: by slots, or one a host."""
+    """The hosts that --hosts or --hostfile names, with `workers` divided among them; None: by slots, or one a host.
+
+    Hosts that fewer workers leave over have a slot, too: they take the place of others.
+    """
     if hosts is not None and hostfile is not None:
         raise UsageError(f"--hosts={hosts} and --hostfile={hostfile}: give one of them")
     if hosts is not None:
@@ -219,13 +222,14 @@ def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) ->
         seen.add(host.address)
     if any(slots for _, slots in found):
         counts = [slots or 1 for _, slots in found]
-        if workers not in (None, sum(counts)):
+        if (workers or 0) > sum(counts):
             raise UsageError(f"--workers={workers}: {source} has slots for {sum(counts)}; leave --workers out")
     else:
-        share, rest = divmod(len(found) if workers is None else workers, len(found))
-        if rest or not share:
+        share, rest = divmod(max(workers or 0, len(found)), len(found))
+        if rest:
             raise UsageError(
-                f"--workers={workers}: give a multiple of the {len(found)} hosts, or a --hostfile with slots"
+                f"--workers={workers}: give a multiple of the {len(found)} hosts, fewer, which leaves the last hosts "
+                "as spares, or a --hostfile with slots"
             )
         counts = [share] * len(found)
     return tuple(dataclasses.replace(host, slots=count) for (host, _), count in zip(found, counts, strict=True))

@@ -16,7 +16,7 @@ from launcher.machine.cluster import elastic
 from launcher.machine.devices import discover, settings_left
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
-from launcher.run import plan, programs
+from launcher.run import plan, programs, shares
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
@@ -148,10 +148,9 @@ class Machine:
                 f"and now {_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need "
                 "no import, and let no module change the environment"
             )
-        stands_for = elastic.microbatch_factor(self.environ, self._cluster.num_workers)
         microbatches, microbatches_why = 1, "auto: how many fit is found when training starts, or by preflight"
         if recipe.microbatches != "auto":
-            microbatches, microbatches_why = recipe.microbatches * stands_for, ""
+            microbatches, microbatches_why = recipe.microbatches, ""
         rematerialize: bool | None = False
         rematerialize_why = "auto: whether the step fits without is found when training starts, or by preflight"
         if recipe.rematerialize != "auto":
@@ -179,9 +178,9 @@ class Machine:
             microbatches_why=microbatches_why,
             rematerialize=rematerialize,
             rematerialize_why=rematerialize_why,
-            stands_for=stands_for,
             made=self.made,
         )
+        resolved = shares.of_fewer(resolved, elastic.full_workers(self.environ, self._cluster.num_workers))
         plan.check_batches(resolved)
         return resolved
 

@@ -35,7 +35,8 @@ class RunPlan:
       microbatches: parts each replica's batch is split in.
       microbatches_why: reason for their number, where the recipe leaves it open; else "".
       rematerialize: whether layers that can compute their activations again do so; None for the model's own setting.
-      stands_for: how many workers each one does the work of, in as many times the recipe's microbatches.
+      full_workers: those of the whole job, of which fewer may be there.
+      rows: of each replica's batch, padding included, where fewer workers cannot share the global batch evenly; else 0.
       made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
     """
 
@@ -55,13 +56,14 @@ class RunPlan:
     microbatches_why: str = ""
     rematerialize: bool | None = None
     rematerialize_why: str = ""
-    stands_for: int = 1
+    full_workers: int = 1
+    rows: int = 0
     made: tf.distribute.Strategy | None = None
 
     @property
     def per_replica_batch_size(self) -> int:
         size, replicas = self.recipe.global_batch_size, self.strategy.num_replicas
-        return rows_of_replica(self.data, size, replicas, self.microbatches) or size // replicas
+        return self.rows or rows_of_replica(self.data, size, replicas, self.microbatches) or size // replicas
 
     @property
     def num_parts(self) -> int:
@@ -104,12 +106,9 @@ class RunPlan:
             notes.append(warning)
         if self.strategy.accelerator == "tpu" and self.policy != "mixed_bfloat16":
             notes.append(f"{self.policy}: a TPU multiplies in bfloat16; take train.precision = 'mixed_bfloat16'")
-        if self.stands_for > 1:
-            workers = self.cluster.num_workers
-            notes.append(
-                f"{workers} of {workers * self.stands_for} workers are there: {self.stands_for} times the microbatches "
-                f"of train.microbatches = {self.microbatches // self.stands_for}, for the same global batch"
-            )
+        if self.full_workers > self.cluster.num_workers:
+            workers = f"{self.cluster.num_workers} of {self.full_workers} workers are there"
+            notes.append(f"{workers}, for the same global batch: train.microbatches = {self.microbatches} in its place")
         return tuple(notes)
 
     def describe(self) -> dict[str, str]:
@@ -157,7 +156,7 @@ def check_engine(plan: RunPlan) -> None:
 def check_batches(plan: RunPlan) -> None:
     """Raises UsageError where a global batch is neither split evenly over replicas and microbatches nor padded."""
     recipe, num_replicas = plan.recipe, plan.strategy.num_replicas
-    if rows_of_replica(plan.data, recipe.global_batch_size, num_replicas):
+    if plan.rows or rows_of_replica(plan.data, recipe.global_batch_size, num_replicas):
         return
     parts = num_replicas * plan.microbatches
     if recipe.global_batch_size % parts:

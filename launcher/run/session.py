@@ -15,7 +15,7 @@ from launcher.data.pipeline import Shard
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer, Optimizers
-from launcher.run import layer_settings, own_step_limits
+from launcher.run import layer_settings, own_step_limits, shares
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -69,6 +69,8 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer
     ):  # compiled in float16 whatever the policy of the run is
         plan = dataclasses.replace(plan, loss_scale=precision.resolve_loss_scale("auto", "mixed_float16"))
+    assigns = forward_assigns(plan, model)
+    plan = shares.finer(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
     recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled)
     if recipe.penalty is not None:
@@ -81,7 +83,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         loss_scale=plan.loss_scale,
         config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
-        forward_assigns=forward_assigns(plan, model),
+        forward_assigns=assigns,
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
@@ -179,6 +181,8 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
     return StepConfig(
         global_batch_size=recipe.global_batch_size,
         microbatches=plan.microbatches,
+        rows=plan.microbatch_size,
+        shared_by=plan.full_workers if plan.rows else 0,
         nominal_weight=recipe.global_batch_size * per_example,
         reduce_dtype=plan.reduce_dtype,
         bucket_bytes=plan.bucket_bytes,

@@ -65,7 +65,7 @@ def walk(
 
 
 @contextlib.contextmanager
-def activity_penalties(model: keras.Model, parts: int) -> Iterator[None]:
+def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
     """Has activity regularisers count as on one device while one of `parts` equal parts of a batch is traced.
 
     Where Keras adds up what one says of a batch, it is the sum over the global batch; where it divides by the rows,

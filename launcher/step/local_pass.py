@@ -153,10 +153,20 @@ class LocalPass:
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
+        of_padding = self._is_padding(index)
         for variable, before in zip(self.moving, moving_before, strict=True):
-            deltas.append(tf.convert_to_tensor(variable.value) - before)
+            delta = tf.convert_to_tensor(variable.value) - before
+            deltas.append(delta if of_padding is None else tf.where(of_padding, tf.zeros_like(delta), delta))
             variable.value.assign(before)
         return LocalSums(grads, deltas, [], loss, weight, metrics, watched)
+
+    def _is_padding(self, microbatch: tf.Tensor | int) -> tf.Tensor | None:
+        """Whether there is no real example in a microbatch; None where there is one in all of them."""
+        replicas, each = num_replicas(), self._config.microbatches
+        parts = self._config.num_parts(replicas)
+        if parts == replicas * each:
+            return None
+        return tf.distribute.get_replica_context().replica_id_in_sync_group * each + microbatch >= parts
 
     def _differentiate(
         self, batch: Batch, scale: tf.Tensor
@@ -166,7 +176,7 @@ class LocalPass:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
-            parts = activity_penalties(self._model, num_replicas() * self._config.microbatches)
+            parts = activity_penalties(self._model, self._config.global_batch_size / self._config.rows)
             with xla.compiling(self._config.compiled), loss_chunks.using(self._config.loss_chunks), parts:
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses and not self._task.adds_losses:
@@ -205,9 +215,8 @@ def set_seeds(
     if not states:
         return
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    part = -(-config.global_batch_size // (num_replicas() * config.microbatches))
     # The offset, not the replica, so that 2 replicas of 2 microbatches draw what 4 replicas draw.
-    offset = replica * (part * config.microbatches) + microbatch * part
+    offset = replica * (config.rows * config.microbatches) + microbatch * config.rows
     pair = tf.stack([tf.constant(config.seed & 0x7FFFFFFF, tf.int32), tf.constant(0, tf.int32)])
     pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(step, tf.int32))
     pair = tf.random.experimental.stateless_fold_in(pair, tf.cast(offset, tf.int32))

@@ -16,6 +16,8 @@ class StepConfig:
     Attributes:
       global_batch_size: examples of one step over all replicas and microbatches.
       microbatches: parts a replica's batch is split in; gradients add up in float32.
+      rows: of one such part, padding included.
+      shared_by: the workers of the whole job, where fewer cannot share its global batch evenly; else 0.
       nominal_weight: static weight the loss is divided by before differentiation; the true one follows the reduction.
       reduce_dtype: dtype gradients are reduced in, on one replica too, so that the topology does not change the result.
       bucket_bytes: upper bound on the payload of one collective.
@@ -34,6 +36,8 @@ class StepConfig:
 
     global_batch_size: int
     microbatches: int
+    rows: int
+    shared_by: int = 0
     nominal_weight: float
     reduce_dtype: tf.DType
     bucket_bytes: int
@@ -47,6 +51,10 @@ class StepConfig:
     selects: bool = False
     shards: int = 1
     has_limits: bool = False
+
+    def num_parts(self, num_replicas: int) -> int:
+        """Parts of the global batch with anything but padding in them: all, or all but the last ones."""
+        return min(num_replicas * self.microbatches, -(-self.global_batch_size // self.rows))
 
     @property
     def checks_shards(self) -> bool:

@@ -135,7 +135,7 @@ class ReplicaStep:
             checked=checked,
             num_weights=len(self._weights),
             moving=list(zip(self._pass.moving, sums.moving, strict=True)),
-            num_microbatches=num_replicas() * config.microbatches,
+            num_microbatches=config.num_parts(num_replicas()),
             step=step,
             learning_rate=learning_rate,
             optimizer=self._optimizer,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches
+from launcher.data.distributed import distribute_batches, share_of_host
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
@@ -218,10 +218,16 @@ class Trainer:
         return self._batches(distribute, self.strategy.num_replicas_in_sync, data, start_step)
 
     def _batches(self, distribute: Callable[..., Iterable], replicas: int, data: Data, start_step: int) -> Iterator:
+        config, make = self.config, data.train_batches
+        rows = rows_of_replica(data, config.global_batch_size, replicas, config.microbatches)
+        if config.shared_by:
+            each = config.rows * config.microbatches
+            rows = -(-config.global_batch_size // (replicas * each)) * each
+            make = functools.partial(share_of_host, make, config.shared_by)
         batches = distribute(
-            data.train_batches,
-            global_batch_size=self.config.global_batch_size,
-            rows=rows_of_replica(data, self.config.global_batch_size, replicas, self.config.microbatches),
+            make,
+            global_batch_size=config.global_batch_size,
+            rows=rows,
             seed=self.config.seed,
             start_step=start_step,
             left_out=self.left_out,

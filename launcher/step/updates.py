@@ -52,7 +52,7 @@ class Change:
       checked: their gradients and the verdict; of a weight with a shard, that of the shard if `config.checks_shards`.
       num_weights: all trained weights, also those that the loss does not depend on.
       moving: each moving statistic, and what it gained in all microbatches of all replicas together.
-      num_microbatches: of all replicas together.
+      num_microbatches: of all replicas together, without those of padding alone.
       step: int64 scalar, steps done before this one.
       learning_rate: of this step.
       optimizer, ema, counters, config: of the run.

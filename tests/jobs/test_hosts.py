@@ -41,7 +41,6 @@ def test_a_hostfile_has_a_host_a_line_with_its_slots(tmp_path):
         ("a:2", None, r"'a:2' is not a host; write NAME or USER@NAME"),
         ("a,me@a", None, r"'a' is named twice"),
         ("a,b", 3, r"--workers=3: .* a multiple of the 2 hosts"),
-        ("a,b", 1, r"--workers=1"),
     ],
 )
 def test_hosts_that_make_no_sense_are_refused(hosts, workers, said):
@@ -95,7 +94,7 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=ssh", "--hosts=a", "--connect_timeout=0"], ["--connect_timeout=0"]),
         (["--backend=ssh", "--hosts=a", "--env=1=2"], ["--env=1=HIDDEN", "'1'"]),
         (["--backend=ssh", "--hosts=a", "--env=NO_SUCH_NAME"], ["NO_SUCH_NAME", "not set"]),
-        (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=3"], ["--min_workers=3", "1, 2"]),
+        (["--backend=ssh", "--hosts=a,b,c,d", "--min_workers=5"], ["--min_workers=5", "from 1 to --workers=4"]),
         (["--backend=ssh", "--hosts=a,b", "--min_workers=0"], ["--min_workers=0"]),
         (["--backend=ssh", "--hosts=a", "--remote_dir=/there"], ["--remote_dir=/there", "--model_dir=runs/x"]),
         (["--backend=exec", "--command=sh {command}"], ["--hosts", "--hostfile"]),

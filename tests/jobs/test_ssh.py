@@ -70,7 +70,11 @@ def what_is_left(job, tmp_path):
 
 
 def wait_for_training(job, workers, attempt=1):
-    job.until(lambda: all("reading a batch" in job.log(attempt, rank) for rank in range(workers)))
+    wait_for_log(job, workers, "reading a batch", attempt)
+
+
+def wait_for_log(job, workers, text, attempt=1):
+    job.until(lambda: all(text in job.log(attempt, rank) for rank in range(workers)))
 
 
 def client_of(job, address):
@@ -365,18 +369,16 @@ def test_a_host_without_the_launcher_is_told_so(launch, hosts, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- elastic
 
 
-def test_a_job_goes_on_with_fewer_workers_and_grows_back_when_the_host_does(launch_on, tmp_path):
-    faults = [*hanging(4), *hanging(2, attempt=2, step=3)]
+def test_a_job_goes_on_with_fewer_workers_and_with_all_after_a_failure_when_the_host_is_back(launch_on, tmp_path):
+    faults = [*hanging(4), *hanging(3, attempt=2, step=3)]
     job, servers = launch_on([A, B, C, D], "--min_workers=2", "--connect_timeout=2", faults=faults, checkpoint=True)
     wait_for_training(job, 4)
     servers.stop(D)
-    wait_for_training(job, 2, attempt=2)
+    wait_for_training(job, 3, attempt=2)
     assert job.error(attempt=1)["worker"] == 3
-    assert sorted(path.name for path in (job.model_dir / "logs" / "attempt_2").iterdir()) == [
-        "worker_0.log",
-        "worker_1.log",
-    ]
-    assert "one of 2 for 4" in job.log(2, 0)
+    logs = (job.model_dir / "logs" / "attempt_2").iterdir()
+    assert sorted(path.name for path in logs) == [f"worker_{rank}.log" for rank in range(3)]
+    assert "one of 3 for 4" in job.log(2, 0)
     assert "going on without a host: 127.0.0.4 cannot be reached" in job.started.stdout
     servers.start(D)
     psutil.Process(job.numbers("pids")[-1]).kill()
@@ -385,6 +387,44 @@ def test_a_job_goes_on_with_fewer_workers_and_grows_back_when_the_host_does(laun
     assert "attempt 3: starting 4 worker(s)" in finished.stdout
     for rank in range(4):
         assert job.log(3, rank).startswith("training from step 3,") and "one of" not in job.log(3, rank)
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_that_is_back_takes_part_again_at_the_next_save_without_a_failure(launch_on, tmp_path):
+    flags = ("--min_workers=1", "--connect_timeout=2")
+    job, servers = launch_on([A, B, C], *flags, steps=10**9, checkpoint=True, on_sigterm="save")
+    wait_for_log(job, 3, "training from")
+    servers.stop(C)
+    wait_for_log(job, 2, "one of 2 for 3", attempt=2)
+    servers.start(C)
+    wait_for_log(job, 3, "training from", attempt=3)
+    assert "saved at step" in job.log(2, 0) and "saved at step" in job.log(2, 1)
+    assert "one of" not in job.log(3, 0)
+    assert job.error()["attempt"] == 1
+    job.started.send(signal.SIGTERM)
+    finished = job.wait()
+    assert finished.returncode == 42, finished.stdout
+    assert "more hosts are there" in finished.stdout and "attempt 4" not in finished.stdout
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one_at_once(launch_on, tmp_path):
+    job, servers = launch_on([A, B, C], workers=2, faults=hanging(2), checkpoint=True)
+    wait_for_training(job, 2)
+    servers.stop(A)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert "attempt 2: starting 2 worker(s)" in finished.stdout and "one of" not in job.log(2, 0)
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_whose_workers_fail_three_times_in_a_row_is_left_out_and_named(launch_on, tmp_path):
+    faults = [fault("leave", rank=1, attempt=attempt, step=0, code=9) for attempt in (1, 2, 3)]
+    job, _ = launch_on([A, B, C], "--max_restarts=5", workers=2, faults=faults, steps=3)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert "127.0.0.2 is left out: 3 failures in a row were of its workers" in finished.stdout
+    assert "attempt 4: starting 2 worker(s)" in finished.stdout and "going on without" not in finished.stdout
     assert_nothing_left(job, tmp_path)
 
 

@@ -1,12 +1,16 @@
-"""Fewer workers do the work of all: the same global batch, in as many more microbatches."""
+"""Fewer workers do the work of all: the same global batch, in pieces that are no larger."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 import small_run
 
 from launcher.config import gin_bindings, gin_used
+from launcher.data.distributed import share_of_host
+from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
 from launcher.machine.cluster import elastic
 from launcher.run.loading import Machine
@@ -20,21 +24,12 @@ def linear_run(steps=3, batch=8, **options):
     return small_run.build(task, **options)
 
 
-@pytest.mark.parametrize(
-    ("full", "there", "least", "found"),
-    [(4, 4, 2, 4), (4, 3, 2, 2), (4, 3, 3, None), (8, 7, 1, 4), (6, 5, 2, 3), (5, 4, 1, 1), (4, 0, 1, None)],
-)
-def test_the_largest_divisor_that_is_there_goes_on(full, there, least, found):
-    assert elastic.workers_of(full, there, least) == found
-
-
-def test_a_least_number_that_could_never_be_used_is_refused_with_those_that_could():
-    elastic.check_least(2, 4)
+def test_a_least_number_is_one_of_the_workers():
+    elastic.check_least(3, 4)
     elastic.check_least(4, 4)
-    with pytest.raises(UsageError, match=r"--min_workers=3: .* 1, 2; give 2 or less"):
-        elastic.check_least(3, 4)
-    with pytest.raises(UsageError, match=r"--min_workers=5: must be from 1 to --workers=4"):
-        elastic.check_least(5, 4)
+    for least in (0, 5):
+        with pytest.raises(UsageError, match=rf"--min_workers={least}: must be from 1 to --workers=4"):
+            elastic.check_least(least, 4)
 
 
 def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
@@ -44,7 +39,7 @@ def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     assert for_three.plan.recipe.global_batch_size == alone.plan.recipe.global_batch_size
     assert for_three.plan.microbatch_size * 3 == alone.plan.microbatch_size
     assert not any("microbatches" in note for note in alone.plan.notes)
-    assert "1 of 3 workers are there: 3 times the microbatches of train.microbatches = 2" in for_three.plan.notes[-1]
+    assert "1 of 3 workers are there, for the same global batch: train.microbatches = 6" in for_three.plan.notes[-1]
     for made in (alone, for_three):
         small_run.train(made)
     expected, found = small_run.state_copies(alone), small_run.state_copies(for_three)
@@ -59,9 +54,30 @@ def test_a_senseless_number_of_workers_is_refused(value):
         linear_run(environ={elastic.FULL_WORKERS: value})
 
 
-def test_a_number_that_is_no_multiple_of_the_workers_is_refused():
-    with pytest.raises(UsageError, match=r"LAUNCHER_FULL_WORKERS=3 is not a multiple of the 2 workers there are"):
-        elastic.microbatch_factor({elastic.FULL_WORKERS: "3"}, 2)
+def test_fewer_workers_of_a_job_than_there_are_are_refused():
+    with pytest.raises(UsageError, match=r"LAUNCHER_FULL_WORKERS='1' is not a whole number of 2 or more"):
+        elastic.full_workers({elastic.FULL_WORKERS: "1"}, 2)
+
+
+@pytest.mark.parametrize(
+    ("full", "here", "parts", "size"), [(3, 2, 1, 24), (8, 7, 1, 64), (8, 5, 3, 48), (4, 3, 2, 8), (5, 4, 1, 5)]
+)
+def test_workers_of_which_some_are_missing_have_all_examples_once_in_pieces_as_before(full, here, parts, size):
+    rows = -(-parts * full // here) * (size // (full * parts))
+    shards = [Shard(global_batch_size=size, num_replicas=n, first_replica=0, local_replicas=n, seed=3, start_step=5,
+                    rows=rows if n == here else 0) for n in (full, here)]  # fmt: skip
+    data = RandomAccessData(train=ArrayExamples({"x": np.arange(40), "weight": np.arange(40) + 1.0}))
+    whole = np.concatenate([part["x"] for part in data.train_batches(shards[0]).take(2 * full).as_numpy_iterator()])
+    found = [
+        list(share_of_host(data.train_batches, full, dataclasses.replace(shards[1], first_replica=worker, local_replicas=1))
+             .take(2).as_numpy_iterator())
+        for worker in range(here)
+    ]  # fmt: skip
+    for step in range(2):
+        stream = {key: np.concatenate([batches[step][key] for batches in found]) for key in ("x", "weight")}
+        np.testing.assert_array_equal(stream["x"][:size], whole[step * size :][:size])
+        np.testing.assert_array_equal(stream["weight"][:size], stream["x"][:size] + 1)
+        assert not stream["weight"][size:].any() and len(stream["x"]) == here * rows
 
 
 def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
