@@ -68,11 +68,8 @@ def test_workers_of_which_some_are_missing_have_all_examples_once_in_pieces_as_b
                     rows=rows if n == here else 0) for n in (full, here)]  # fmt: skip
     data = RandomAccessData(train=ArrayExamples({"x": np.arange(40), "weight": np.arange(40) + 1.0}))
     whole = np.concatenate([part["x"] for part in data.train_batches(shards[0]).take(2 * full).as_numpy_iterator()])
-    found = [
-        list(share_of_host(data.train_batches, full, dataclasses.replace(shards[1], first_replica=worker, local_replicas=1))
-             .take(2).as_numpy_iterator())
-        for worker in range(here)
-    ]  # fmt: skip
+    of_workers = [dataclasses.replace(shards[1], first_replica=worker, local_replicas=1) for worker in range(here)]
+    found = [list(share_of_host(data.train_batches, full, one).take(2).as_numpy_iterator()) for one in of_workers]
     for step in range(2):
         stream = {key: np.concatenate([batches[step][key] for batches in found]) for key in ("x", "weight")}
         np.testing.assert_array_equal(stream["x"][:size], whole[step * size :][:size])
