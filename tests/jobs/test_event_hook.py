@@ -24,7 +24,11 @@ def test_a_restart_and_the_end_are_told(run_job, keeping):
     _, finished = run_job(flag, faults=[fault("leave", code=9)], checkpoint=True)
     assert finished.returncode == 0, finished.stdout
     restart, end = sorted(told(), key=lambda event: event["time"])
-    assert (restart["event"], restart["attempts"], restart["error"]) == ("restart", 1, "worker 1 ended with exit code 9")
+    assert (restart["event"], restart["attempts"], restart["error"]) == (
+        "restart",
+        1,
+        "worker 1 ended with exit code 9",
+    )
     assert restart["text"].endswith(f"restarts at step {restart['step']}: worker 1 ended with exit code 9")
     assert (end["event"], end["exit_code"], end["restarts"], end["error"]) == ("end", 0, 1, None)
 
