@@ -39,7 +39,7 @@ def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     assert for_three.plan.recipe.global_batch_size == alone.plan.recipe.global_batch_size
     assert for_three.plan.microbatch_size * 3 == alone.plan.microbatch_size
     assert not any("microbatches" in note for note in alone.plan.notes)
-    assert "1 of 3 workers are there, for the same global batch: train.microbatches = 6" in for_three.plan.notes[-1]
+    assert "1 of 3 workers are there, for the same global batch: 6 microbatches a replica" in for_three.plan.notes[-1]
     for made in (alone, for_three):
         small_run.train(made)
     expected, found = small_run.state_copies(alone), small_run.state_copies(for_three)
