@@ -28,8 +28,8 @@ FLAGS = {
         flags.DEFINE_enum, "auto", ["auto", "on", "off"],
         "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
         "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
-        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, not on "
-        "Google's machines.",
+        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, no "
+        "--on_event, not on Google's machines.",
     ),
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, 
     """
     if wanted == "off" or job.workers == 1:
         return None
-    if wanted == "auto" and (visible_gpus(environ) or _needs_network(job.arguments, request, environ)):
+    if wanted == "auto" and (job.on_event or visible_gpus(environ) or _needs_network(job.arguments, request, environ)):
         return None
     if refusal := _refusal():
         if wanted == "auto":

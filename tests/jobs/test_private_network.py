@@ -104,3 +104,15 @@ def test_a_kernel_that_refuses_is_an_error_only_where_it_was_asked(monkeypatch):
     with pytest.raises(UsageError, match="--private_network=on: no"):
         private_network.enter("on", job, request, environ)
     assert "NCCL_SOCKET_IFNAME" not in environ and os.path.exists("/proc/net")
+
+
+def test_a_command_that_is_told_of_events_has_the_network_of_this_host(monkeypatch):
+    entered = []
+    monkeypatch.setattr(private_network, "_refusal", lambda: "")
+    monkeypatch.setattr(private_network, "_unshare", lambda: entered.append(True))
+    request = modes.Request(gin_file=("resnet_cpu.gin",))
+    for more in (["--on_event=cat"], []):
+        options = entry.define_flags()
+        options(["launcher.launch", "--workers=2", *more])
+        private_network.enter("auto", entry.make_job(options, ["--gin_file=resnet_cpu.gin"]), request, {})
+        assert bool(entered) is (not more)
