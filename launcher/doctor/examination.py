@@ -46,7 +46,6 @@ CHECKS = (
     tensorflow_checks.xla,
     tensorflow_checks.recipe,
     tensorflow_checks.data,
-    tensorflow_checks.strategy,
     collective.collective,
 )
 

@@ -58,7 +58,7 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
 
     with gin_bindings.usage_errors():
         recipe = request["recipe"] = loading.load(request["gin_files"], request["gin_params"], before_imports=set_up)
-    return {"precision": recipe.precision, "strategy": recipe.strategy}
+    return {"precision": recipe.precision}
 
 
 def _data(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -70,29 +70,6 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
         data = open_data(request["recipe"].task)
         data.check()
         return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
-
-
-def _plan(request: dict[str, Any]) -> dict[str, Any]:
-    from launcher.machine import cluster, strategy
-
-    requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")
-    with gin_bindings.usage_errors():
-        plan = strategy.plan(
-            requested=requested,
-            replicas=request["replicas"],
-            tpu=request["tpu"],
-            cluster=cluster.resolve(os.environ),
-            environ=os.environ,
-        )
-    policy, _ = strategy.recommended_policy(plan)
-    return {
-        "kind": plan.kind,
-        "why": plan.why,
-        "replicas": plan.num_replicas,
-        "accelerator": plan.accelerator,
-        "policy": policy,
-        "notes": plan.notes,
-    }
 
 
 def _model_dir(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -148,7 +125,7 @@ def _xla(request: dict[str, Any]) -> dict[str, Any]:
 # By name, in the order in which they are taken.
 TOPICS = {
     one.__name__.removeprefix("_"): one
-    for one in (_import, _build, _devices, _recipe, _data, _plan, _model_dir, _gpus, _xla)
+    for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _xla)
 }
 
 
