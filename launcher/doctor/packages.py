@@ -32,7 +32,7 @@ _LOOKED_AT = (
 )
 
 _PIP_SECONDS = 60.0
-# "rich 14.0 requires pygments, which is not installed.", "h5py 3.1 has requirement numpy>=2, but you have numpy 1.26.4."
+# "rich 14.0 requires pygments, which is not installed." or "jax 1.0 has requirement numpy>=2, but you have numpy 1.26."
 _UNMET = re.compile(r"(\S+) \S+ (?:requires (\S+), which is not installed|has requirement (.+), but you have .+)\.")
 
 

@@ -124,8 +124,7 @@ def _xla(request: dict[str, Any]) -> dict[str, Any]:
 
 # By name, in the order in which they are taken.
 TOPICS = {
-    one.__name__.removeprefix("_"): one
-    for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _xla)
+    one.__name__.removeprefix("_"): one for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _xla)
 }
 
 
