@@ -224,7 +224,7 @@ def test_search_compiles_with_each_knob(preflight):
     ("flags", "message"),
     [
         ((), "add what to compile for, as --tpu_type=v5litepod-256"),
-        (("--tpu_type=v5e-4",), "did you mean 'v5litepod-4'"),
+        (("--tpu_type=v5litpod-4",), "did you mean 'v5litepod'"),
         (("--tpu_type=v5litepod-7",), "the nearest is v5litepod-8"),
         (
             ("--tpu_type=v5litepod-16", "--gin_param=train.global_batch_size = 100"),
