@@ -37,7 +37,6 @@ CHECKS = (
     peer_exchange.cluster,
     disk_speed.model_dir,
     peer_exchange.peers,
-    peer_exchange.clock,
     peer_exchange.agreement,
     tensorflow_checks.tensorflow,
     tensorflow_checks.build,
