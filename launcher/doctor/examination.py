@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.doctor import collective, disk_speed, host, packages, peer_exchange, tensorflow_checks, variables
+from launcher.doctor import collective, folder, host, packages, peer_exchange, tensorflow_checks, variables
 from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
 from launcher.errors import EXIT_FAILED, UsageError, advice
 from launcher.reporting import report, run_folder, strict_json
@@ -35,7 +35,7 @@ CHECKS = (
     host.shared_memory,
     host.driver,
     peer_exchange.cluster,
-    disk_speed.model_dir,
+    folder.model_dir,
     peer_exchange.peers,
     peer_exchange.agreement,
     tensorflow_checks.tensorflow,
