@@ -38,9 +38,9 @@ class Charts:
     """What the page's script draws.
 
     Attributes:
-      groups: x values by name and by axis, "step", "time", "epoch" or a panel's own.
+      groups: x values by name and by axis, "step", "time" or "epoch".
       panels: by the place that shows them: a title and series, each a column of y over a group.
-      marks: vertical lines in all panels that follow the page's controls.
+      marks: vertical lines in all panels.
       constant: measurements that have no panel, because they never change.
     """
 
