@@ -61,7 +61,6 @@ class Peer:
       index, address: its rank and address in this worker's cluster.
       state: ANSWERED, or one of those in `_FIXES`.
       detail: the system's message where the state is not ANSWERED.
-      delay_seconds: the round trip.
       facts: its versions.
       workers: the addresses of its cluster.
       claims_index: the rank that it gives itself.
@@ -71,7 +70,6 @@ class Peer:
     address: str
     state: str
     detail: str = ""
-    delay_seconds: float = 0.0
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     workers: tuple[str, ...] = ()
     claims_index: int = -1
@@ -191,10 +189,8 @@ class _Exchanging:
 
     def _ask(self, connection: socket.socket) -> dict[str, Any]:
         connection.settimeout(_ANSWER_SECONDS)
-        started = time.monotonic()
         connection.sendall(self._line())
         line = connection.makefile("rb").readline(_LONGEST_LINE)
-        delay = time.monotonic() - started
         if not line:
             raise ValueError("it hangs up")
         try:
@@ -206,7 +202,6 @@ class _Exchanging:
         if answer["protocol"] != _PROTOCOL:
             raise ValueError(f"it speaks {answer['protocol']!r}")
         return {
-            "delay_seconds": delay,
             "facts": dict(answer["facts"]),
             "workers": tuple(answer["workers"]),
             "claims_index": answer["index"],
@@ -256,11 +251,7 @@ def peer_findings(found: Exchange) -> Iterator[Finding]:
             yield fail(seen, fix, exit_code=EXIT_RETRY)
     yield from _wrong_places(found)
     if found.others:
-        slowest = max(found.others, key=lambda peer: peer.delay_seconds)
-        yield ok(
-            f"{len(found.others)} of {len(found.peers) - 1} other workers answer; longest round trip "
-            f"{_seconds(slowest.delay_seconds)}, to worker {slowest.index}"
-        )
+        yield ok(f"{len(found.others)} of {len(found.peers) - 1} other workers answer")
 
 
 def _shown(peers: Sequence[Peer]) -> str:
@@ -284,10 +275,6 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
                 f"at {peer.address}, the address of worker {peer.index}, worker {peer.claims_index} answers",
                 "give every worker its own index, from 0, and the address of its own host",
             )
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.1f} s" if value >= 1 else f"{value * 1e3:.2g} ms"
 
 
 def agreement_finding(found: Exchange) -> Finding:

@@ -18,7 +18,7 @@ class PrecisionReportSettings:
     Attributes:
       batches: calibration batches, of the steps that follow the weights.
       policy: the policy to examine; None for the recipe's, and mixed_float16 where that is float32.
-      layers: how many layers the tables and plots show, the worst first; precision.json has all.
+      layers: how many layers the tables show, the worst first; precision.json has all.
     """
 
     batches: int = 2
