@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
@@ -28,7 +29,12 @@ def model_dir(context: Context) -> Iterator[Finding]:
     folder = os.path.abspath(name)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    free = shutil.disk_usage(folder).free
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-"):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        yield fail(f"{name} in {folder}: {error.strerror or error}", "choose another --model_dir")
+        return
     seen = f"{name}: {free / 1e9:,.1f} GB free in {folder}"
     if free < _LEAST_SPACE:
         yield fail(seen, "make room there, or choose another --model_dir", exit_code=EXIT_RETRY)
