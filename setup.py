@@ -91,7 +91,7 @@ setup(
         "importlib-resources",  # tensorflow-datasets 4.9.10 imports it without requiring it
         "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run
         "numpy>=1.26",  # checkpoints, data in memory
-        "packaging>=22",  # the doctor reads what packages require of each other; Keras brings it along
+        "packaging>=22",  # what to type for an extra of an installed copy; Keras brings it along
         "rich>=13.0",  # progress line and tables
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
         "tensorflow-metadata<1.18",  # of TFDS; later ones need protobuf 6, which TensorFlow admits from 2.20 on

@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from places import ROOT
 
-from launcher.doctor import packages
 from launcher.machine import installation
 
 pytestmark = pytest.mark.slow
@@ -118,32 +117,6 @@ def test_an_installed_wheel_finds_its_own_recipes(wheel, tmp_path):
     assert Path(module) == tmp_path / "site" / "launcher" / "config" / "gin_files.py"
     assert (tmp_path / recipe).samefile(tmp_path / "site" / "gin_configs" / "base" / "images.gin")
     assert first == min(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
-
-
-def test_an_installed_wheel_knows_what_the_checkout_requires(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    program = (
-        "from launcher.doctor import packages\n"
-        "found = packages.requirements()\n"
-        "print(found.pythons, found.tensorflows, *found.required, *(line for _, line in found.optional), sep='\\n')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(tmp_path / "site"), "PATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    here = packages.requirements()
-    wanted = [here.pythons, here.tensorflows, *here.required, *(line for _, line in here.optional)]
-
-    said = done.stdout.splitlines()
-    assert SpecifierSet(said[0]) == SpecifierSet(wanted[0])
-    assert said[1] == wanted[1]
-    assert {Requirement(line.partition(";")[0]) for line in said[2:]} == {
-        Requirement(line.partition(";")[0]) for line in wanted[2:]
-    }
 
 
 def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):

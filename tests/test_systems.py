@@ -13,7 +13,6 @@ from places import PYTHONPATH, ROOT, SMALL_DIGITS
 
 import launcher
 from launcher import main
-from launcher.doctor import packages
 from launcher.machine import child_process, installation
 
 PROGRAMS = ("launcher.main", "launcher.launch")
@@ -58,7 +57,8 @@ def test_the_first_file_is_one_that_old_pythons_can_read():
     text = (ROOT / "launcher" / "__init__.py").read_text()
     ast.parse(text, feature_version=(3, 7))
     oldest, newest = launcher._PYTHONS
-    assert packages.requirements().pythons == f">={'.'.join(map(str, oldest))},<{newest[0]}.{newest[1] + 1}"
+    admitted = f">={'.'.join(map(str, oldest))},<{newest[0]}.{newest[1] + 1}"
+    assert f'python_requires="{admitted}"' in (ROOT / "setup.py").read_text()
 
 
 def test_a_python_too_old_for_jax_is_named_before_anything_is_imported(monkeypatch, capsys):

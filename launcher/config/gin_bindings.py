@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import gin
 
-from launcher.config import bound_types, renamed
+from launcher.config import bound_types
 from launcher.config.gin_files import Binding, Import, Name, find_file, names_in, read_file, read_param, replace_names
 from launcher.config.gin_private import internals
 from launcher.config.user_modules import import_module, in_a_file
@@ -70,7 +70,6 @@ def load(
     files = loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
-    statements = renamed.renamed(statements)
     imports = [statement for statement in statements if isinstance(statement, Import)]
     if imports:
         _bind_known([statement for statement in statements if isinstance(statement, Binding)])
@@ -132,12 +131,6 @@ def bound(parameter: str, default: Any) -> Any:
             raise UsageError(f"{binding}: must be a plain value, as it is needed before anything is called")
         return value
     return default
-
-
-def notes() -> list[str]:
-    """What a person should know of the bindings that `load` read: one note about all old names among them."""
-    found = {f"{one.old_name} is {one.name}": None for one in loaded.bound.values() if one.old_name}
-    return [f"old names of bindings, which the next release refuses: {', '.join(found)} now"] if found else []
 
 
 def changed() -> list[tuple[str, str | None, str]]:

@@ -71,7 +71,6 @@ class Binding:
     Attributes:
       where: file and line, or "--gin_param".
       order: its place among all statements of one load.
-      old_name: what it was called, where it was renamed; see `launcher.config.renamed`.
     """
 
     scope: str
@@ -80,7 +79,6 @@ class Binding:
     value: Any
     where: str
     order: int = 0
-    old_name: str = ""
 
     @property
     def source(self) -> str:

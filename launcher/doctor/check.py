@@ -60,10 +60,7 @@ class Context:
     @functools.cached_property
     def tensorflow(self) -> child.ChildResult:
         """The answers of TensorFlow, which runs in a process of its own."""
-        request = {
-            name: getattr(self, name)
-            for name in ("gin_files", "gin_params", "model_dir", "strategy", "replicas", "tpu")
-        }
+        request = {name: getattr(self, name) for name in ("gin_files", "gin_params", "model_dir")}
         return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
 
     def says(self, topic: str) -> child.Answer:

@@ -26,8 +26,7 @@ _SLOW_BUS = 0.985e9
 
 # Chained in one graph, so that the start of it and the check of its result count little.
 REDUCTIONS = 4
-_MOST_CALLS = 5
-_SECONDS_A_SIZE = 5.0
+_CALLS = 3  # the same number everywhere, or somebody would wait for a reduction that the others do not do
 SIZES = {"small": 4 * 2**10, "medium": 2**20, "large": 32 * 2**20}
 
 
@@ -143,13 +142,9 @@ def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
             values = reduce_sum([values])[0] / replicas
         return tf.reduce_max(tf.abs(values - mean))
 
-    def agree(seconds: tf.Tensor) -> tf.Tensor:
-        return reduce_sum([seconds])[0] / replicas
-
     # An argument, on the devices already: TensorFlow would compute with constants once, while it optimises the graph.
     values = tf.function(lambda: strategy.run(own_values))()
     reduce_once = tf.function(lambda values: strategy.run(replica_step, args=(values,)))
-    agree_once = tf.function(lambda seconds: strategy.run(agree, args=(seconds,)))
 
     def call() -> float:
         started = time.monotonic()
@@ -160,12 +155,7 @@ def _measure(size: int, request: dict[str, Any]) -> dict[str, Any] | None:
         return seconds
 
     call()  # traced and connected
-    first = call()
-    # The same number everywhere, or somebody would wait for a reduction that the others do not do.
-    agreed = float(strategy.experimental_local_results(agree_once(tf.constant(first, tf.float32)))[0])
-    more = max(0, min(_MOST_CALLS, int(_SECONDS_A_SIZE / max(agreed, 1e-6))) - 1)
-    best = min([first, *(call() for _ in range(more))])
-    return {"bytes": size, "seconds": best / REDUCTIONS}
+    return {"bytes": size, "seconds": min(call() for _ in range(_CALLS)) / REDUCTIONS}
 
 
 TOPICS: dict[str, Any] = {"build": _build, **{name: functools.partial(_measure, size) for name, size in SIZES.items()}}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from launcher.doctor import collective, disk_speed, host, packages, peer_exchange, tensorflow_checks, variables
+from launcher.doctor import collective, folder, host, packages, peer_exchange, tensorflow_checks, variables
 from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
 from launcher.errors import EXIT_FAILED, UsageError, advice
 from launcher.reporting import report, run_folder, strict_json
@@ -35,9 +35,8 @@ CHECKS = (
     host.shared_memory,
     host.driver,
     peer_exchange.cluster,
-    disk_speed.model_dir,
+    folder.model_dir,
     peer_exchange.peers,
-    peer_exchange.clock,
     peer_exchange.agreement,
     tensorflow_checks.tensorflow,
     tensorflow_checks.build,
@@ -46,7 +45,6 @@ CHECKS = (
     tensorflow_checks.xla,
     tensorflow_checks.recipe,
     tensorflow_checks.data,
-    tensorflow_checks.strategy,
     collective.collective,
 )
 

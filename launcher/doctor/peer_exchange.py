@@ -1,7 +1,7 @@
-"""Peers: whether the other workers of a cluster can be reached, and whether ranks, versions and clocks agree.
+"""Peers: whether the other workers of a cluster can be reached, and whether ranks and versions agree.
 
 Each doctor listens on the port of its own worker and connects to every worker. The caller sends one line of JSON and
-is answered with one: rank, cluster, versions, time.
+is answered with one: rank, cluster, versions.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher.doctor import packages
-from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine import ports
 from launcher.machine.cluster import Cluster
@@ -26,13 +26,9 @@ _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _LONGEST_LINE = 2**20
-_PROTOCOL = "launcher doctor 2"
+_PROTOCOL = "launcher doctor 3"
 
 _SHOWN = 4
-# Logs of several workers cannot be put in order any more.
-_APART_SECONDS = 1.0
-# The skew that Kerberos accepts (RFC 4120, section 8.2); cloud storage refuses signed requests soon after.
-_FAR_APART_SECONDS = 300.0
 
 ANSWERED = "answered"
 REFUSED = "refused"
@@ -65,8 +61,6 @@ class Peer:
       index, address: its rank and address in this worker's cluster.
       state: ANSWERED, or one of those in `_FIXES`.
       detail: the system's message where the state is not ANSWERED.
-      offset_seconds: its clock minus this one's.
-      delay_seconds: the round trip; the offset is right to half of it.
       facts: its versions.
       workers: the addresses of its cluster.
       claims_index: the rank that it gives itself.
@@ -76,8 +70,6 @@ class Peer:
     address: str
     state: str
     detail: str = ""
-    offset_seconds: float = 0.0
-    delay_seconds: float = 0.0
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     workers: tuple[str, ...] = ()
     claims_index: int = -1
@@ -148,7 +140,7 @@ class _Exchanging:
     def _line(self) -> bytes:
         cluster, facts = self._cluster, dict(self._facts)
         content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": facts}
-        return json.dumps({**content, "time": time.time()}).encode() + b"\n"
+        return json.dumps(content).encode() + b"\n"
 
     def _serve(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it is closed
@@ -197,10 +189,8 @@ class _Exchanging:
 
     def _ask(self, connection: socket.socket) -> dict[str, Any]:
         connection.settimeout(_ANSWER_SECONDS)
-        sent, started = time.time(), time.monotonic()
         connection.sendall(self._line())
         line = connection.makefile("rb").readline(_LONGEST_LINE)
-        delay = time.monotonic() - started
         if not line:
             raise ValueError("it hangs up")
         try:
@@ -212,8 +202,6 @@ class _Exchanging:
         if answer["protocol"] != _PROTOCOL:
             raise ValueError(f"it speaks {answer['protocol']!r}")
         return {
-            "offset_seconds": answer["time"] - (sent + delay / 2),
-            "delay_seconds": delay,
             "facts": dict(answer["facts"]),
             "workers": tuple(answer["workers"]),
             "claims_index": answer["index"],
@@ -232,11 +220,6 @@ def cluster(context: Context) -> Iterator[Finding]:
 @check("this worker's port is free, the others' answer", waits_for="waiting for the other workers' doctors")
 def peers(context: Context) -> Iterator[Finding]:
     yield from peer_findings(exchanged(context))
-
-
-@check("clocks of the other workers")
-def clock(context: Context) -> Iterator[Finding]:
-    yield clock_finding(exchanged(context))
 
 
 @check("versions of the other workers")
@@ -268,11 +251,7 @@ def peer_findings(found: Exchange) -> Iterator[Finding]:
             yield fail(seen, fix, exit_code=EXIT_RETRY)
     yield from _wrong_places(found)
     if found.others:
-        slowest = max(found.others, key=lambda peer: peer.delay_seconds)
-        yield ok(
-            f"{len(found.others)} of {len(found.peers) - 1} other workers answer; longest round trip "
-            f"{_seconds(slowest.delay_seconds)}, to worker {slowest.index}"
-        )
+        yield ok(f"{len(found.others)} of {len(found.peers) - 1} other workers answer")
 
 
 def _shown(peers: Sequence[Peer]) -> str:
@@ -296,26 +275,6 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
                 f"at {peer.address}, the address of worker {peer.index}, worker {peer.claims_index} answers",
                 "give every worker its own index, from 0, and the address of its own host",
             )
-
-
-def clock_finding(found: Exchange) -> Finding:
-    """The finding on the clock that is furthest from this worker's; Skip where nobody else answered."""
-    if not found.others:
-        raise Skip("no other worker answers")
-    worst = max(found.others, key=lambda peer: abs(peer.offset_seconds))
-    direction = "ahead" if worst.offset_seconds > 0 else "behind"
-    apart, certain = abs(worst.offset_seconds), worst.delay_seconds / 2
-    seen = f"worker {worst.index}'s clock is {_seconds(apart)} {direction}, to within {_seconds(certain)}"
-    fix = f"let chrony or systemd-timesyncd set the clocks of worker {found.cluster.index} and worker {worst.index}"
-    if apart - certain > _FAR_APART_SECONDS:
-        return fail(f"{seen}: tickets and signed requests are refused", fix)
-    if apart - certain > _APART_SECONDS:
-        return warn(f"{seen}: logs of several workers cannot be put in order", fix)
-    return ok(seen)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.1f} s" if value >= 1 else f"{value * 1e3:.2g} ms"
 
 
 def agreement_finding(found: Exchange) -> Finding:

@@ -1,4 +1,4 @@
-"""Checks of TensorFlow: its import, build and devices, and the recipe, data and strategy of a training."""
+"""Checks of TensorFlow: its import, build and devices, and the recipe and data of a training."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from launcher.doctor import child, nvidia
 from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
-from launcher.errors import EXIT_FAILED, UsageError
+from launcher.errors import EXIT_FAILED
 from launcher.machine import installation
 
 _UNKNOWN_FLAG = re.compile("Unknown flags? in XLA_FLAGS")
@@ -126,17 +126,3 @@ def data(context: Context) -> Iterator[Finding]:
 def _need_recipe(context: Context) -> None:
     if not context.gin_files:
         raise Skip("no --gin_file")
-
-
-@check("the strategy that a training would take")
-def strategy(context: Context) -> Iterator[Finding]:
-    if isinstance(context.cluster_or_error, UsageError):
-        raise Skip("the cluster is not known")
-    answer = context.says("plan")
-    if answer.problem:
-        yield fail(answer.problem, "change the flag or the variable that the message names")
-        return
-    values = answer.values
-    replicas = f"{values['replicas']} replica{'s' if values['replicas'] > 1 else ''} on {values['accelerator']}"
-    notes = "".join(f"; {note}" for note in values["notes"])
-    yield ok(f"{values['kind']} ({values['why']}), {replicas}, train.precision = 'auto' is {values['policy']}{notes}")

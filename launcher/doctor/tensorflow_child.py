@@ -11,8 +11,6 @@ from launcher.config import gin_bindings
 from launcher.doctor import child
 from launcher.machine.tensorflow_import import import_tensorflow
 
-_MIB = 2**20
-
 
 def _import(request: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
@@ -58,7 +56,7 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
 
     with gin_bindings.usage_errors():
         recipe = request["recipe"] = loading.load(request["gin_files"], request["gin_params"], before_imports=set_up)
-    return {"precision": recipe.precision, "strategy": recipe.strategy}
+    return {"precision": recipe.precision}
 
 
 def _data(request: dict[str, Any]) -> dict[str, Any] | None:
@@ -72,29 +70,6 @@ def _data(request: dict[str, Any]) -> dict[str, Any] | None:
         return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
 
 
-def _plan(request: dict[str, Any]) -> dict[str, Any]:
-    from launcher.machine import cluster, strategy
-
-    requested = request["strategy"] or getattr(request.get("recipe"), "strategy", "auto")
-    with gin_bindings.usage_errors():
-        plan = strategy.plan(
-            requested=requested,
-            replicas=request["replicas"],
-            tpu=request["tpu"],
-            cluster=cluster.resolve(os.environ),
-            environ=os.environ,
-        )
-    policy, _ = strategy.recommended_policy(plan)
-    return {
-        "kind": plan.kind,
-        "why": plan.why,
-        "replicas": plan.num_replicas,
-        "accelerator": plan.accelerator,
-        "policy": policy,
-        "notes": plan.notes,
-    }
-
-
 def _model_dir(request: dict[str, Any]) -> dict[str, Any] | None:
     """Writes to a folder that is no path of this machine's; None for one that is."""
     folder = request["model_dir"]
@@ -104,12 +79,11 @@ def _model_dir(request: dict[str, Any]) -> dict[str, Any] | None:
 
     while not tf.io.gfile.exists(folder) and "/" in folder.partition("://")[2].strip("/"):
         folder = folder.rstrip("/").rpartition("/")[0]
-    name, content = f"{folder.rstrip('/')}/.doctor-{os.getpid()}", bytes(16 * _MIB)
-    started = time.monotonic()
+    name = f"{folder.rstrip('/')}/.doctor-{os.getpid()}"
     try:
         with tf.io.gfile.GFile(name, "wb") as file:
-            file.write(content)
-        return {"bytes": len(content), "seconds": max(time.monotonic() - started, 1e-9)}
+            file.write(b"\n")
+        return {}
     finally:
         if tf.io.gfile.exists(name):
             tf.io.gfile.remove(name)
@@ -147,8 +121,7 @@ def _xla(request: dict[str, Any]) -> dict[str, Any]:
 
 # By name, in the order in which they are taken.
 TOPICS = {
-    one.__name__.removeprefix("_"): one
-    for one in (_import, _build, _devices, _recipe, _data, _plan, _model_dir, _gpus, _xla)
+    one.__name__.removeprefix("_"): one for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _xla)
 }
 
 

@@ -25,12 +25,12 @@ def check() -> None:
 
     if of(tf.__version__) < TENSORFLOW:
         raise UsageError(
-            f"TensorFlow {tf.__version__} is before {_text(TENSORFLOW)}: {installation.tensorflow_command()}"
+            f"TensorFlow {tf.__version__} is before {text(TENSORFLOW)}: {installation.tensorflow_command()}"
         )
     if of(keras.__version__) < KERAS:
         raise UsageError(
-            f"Keras {keras.__version__} is installed, and Launcher needs {_text(KERAS)} or later: {installation.pip()} "
-            f"install 'keras>={_text(KERAS)}'"
+            f"Keras {keras.__version__} is installed, and Launcher needs {text(KERAS)} or later: {installation.pip()} "
+            f"install 'keras>={text(KERAS)}'"
         )
 
 
@@ -50,7 +50,8 @@ def opens_models_safely() -> bool:
     return of(sys.modules["keras"].__version__) >= (3, 12)
 
 
-def _text(version: tuple[int, int]) -> str:
+def text(version: tuple[int, int]) -> str:
+    """ "2.16"."""
     return ".".join(map(str, version))
 
 

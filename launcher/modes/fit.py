@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.config import renamed
 from launcher.data.dataset_data import as_tuple
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import UsageError, advice, failures
@@ -225,7 +224,7 @@ def _builder(model: keras.Model) -> Callable[[], keras.Model]:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
-    for name in renamed.arguments(settings):
+    for name in settings:
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 

@@ -14,9 +14,8 @@ from launcher.precision_report.probe import Probe, Probed
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step import reduce_error
 from launcher.watch import float16_losses
-from launcher.watch.float16_losses import Gradient, Overflow, ScaleVerdict
+from launcher.watch.float16_losses import Gradient, ScaleVerdict
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
@@ -31,16 +30,6 @@ class PassError(NamedTuple):
     is_rounding: bool  # whether the float32 one is zero but for rounding, so that neither says anything
 
 
-class WireCost(NamedTuple):
-    """What reducing the gradients costs and loses, predicted; see `launcher.step.reduce_error`."""
-
-    dtype: str
-    replicas: int
-    error: float  # relative, of the sum
-    payload_bytes: int  # of one step's gradients
-    sent_bytes: int  # by each replica
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examined:
     """What was found under `policy`.
@@ -51,7 +40,6 @@ class Examined:
       gradients: in float32 at scale 1, of weights, activations and the wire.
       errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one, each once.
       losses: mean loss of the last batch, in float32 and under the policy.
-      overflows: where it overflows first as the scale rises.
     """
 
     policy: str
@@ -61,8 +49,6 @@ class Examined:
     errors: dict[int, list[PassError]]
     losses: tuple[float, float]
     verdict: ScaleVerdict
-    overflows: list[Overflow]
-    wire: list[WireCost]
     findings: list[LintFinding]
 
     @property
@@ -101,7 +87,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
     for k in dict.fromkeys([0, now, *([] if verdict.scale_log2 is None else [verdict.scale_log2])]):
         say(f"the 16-bit pass at scale 2^{k}")
         errors[k] = _errors(probe, found[-1] if k == now else probe.run(batch, 2.0**k))
-    say("lint and wire")
+    say("lint")
     seen = [one.path for one in gradients if one.kind == "activation"]
     return Examined(
         policy=plan.policy,
@@ -111,8 +97,6 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         errors=errors,
         losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
         verdict=verdict,
-        overflows=float16_losses.first_overflows([one for one in gradients if one.is_16_bit]),
-        wire=_wire(probe, plan.strategy.num_replicas, settings.wire_replicas),
         findings=lint.lint(built, probe, probe.graph(batch), seen),
     )
 
@@ -150,13 +134,3 @@ def _errors(probe: Probe, one: Probed) -> list[PassError]:
         PassError(tensor.path, float(cosine), float(relative), bool(rounded))
         for tensor, cosine, relative, rounded in zip(*columns, strict=True)
     ]
-
-
-def _wire(probe: Probe, own: int, others: Sequence[int]) -> list[WireCost]:
-    found = []
-    for replicas in sorted({own, *others}):
-        for dtype in ("float16", "bfloat16", "float32"):
-            payload = reduce_error.payload_bytes(probe.weight_sizes, dtype)
-            error = reduce_error.predicted_error(dtype, replicas)
-            found.append(WireCost(dtype, replicas, error, payload, reduce_error.ring_bytes(payload, replicas)))
-    return found

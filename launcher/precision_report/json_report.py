@@ -16,7 +16,7 @@ def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[st
     """The report with what the recipe resolved to, by name; of tables by layer, so many `layers`."""
     verdict = found.verdict
     return {
-        "format": 1,
+        "format": 2,
         "plan": dict(plan),
         "verdict": terminal.verdict(found),
         "tables": [{"title": title, "rows": rows} for title, rows in terminal.tables(found, layers)],
@@ -36,17 +36,7 @@ def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[st
             for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1)
         ],
         "gradients": [_gradient(one) for one in found.gradients],
-        "overflows": [
-            {
-                "path": one.gradient.path,
-                "kind": one.gradient.kind,
-                "replica": one.replica,
-                "scale": math.ldexp(1.0, one.scale_log2),
-            }
-            for one in found.overflows
-        ],
         "errors": {f"{math.ldexp(1.0, k):.17g}": [_error(one) for one in rows] for k, rows in found.errors.items()},
-        "wire": [one._asdict() for one in found.wire],
         "lint": [dataclasses.asdict(one) for one in found.findings],
         "versions": versions(),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from launcher.config import gin_bindings
 from launcher.config.bound_types import check_least
@@ -19,25 +18,17 @@ class PrecisionReportSettings:
     Attributes:
       batches: calibration batches, of the steps that follow the weights.
       policy: the policy to examine; None for the recipe's, and mixed_float16 where that is float32.
-      replicas: numbers of replicas for which the wire is predicted, beside the run's own.
-      layers: how many layers the tables and plots show, the worst first; precision.json has all.
+      layers: how many layers the tables show, the worst first; precision.json has all.
     """
 
     batches: int = 2
     policy: str | None = None
-    replicas: int | Sequence[int] = (8, 64)
     layers: int = 8
 
     def __post_init__(self) -> None:
         check_least("precision_report", self, batches=1, layers=1)
         if self.policy is not None and self.policy not in POLICIES:
             raise UsageError(f"precision_report.policy = {self.policy!r}: expected one of {', '.join(POLICIES)}")
-        if any(count < 1 for count in self.wire_replicas):
-            raise UsageError(f"precision_report.replicas = {self.replicas}: each must be 1 or more")
-
-    @property
-    def wire_replicas(self) -> tuple[int, ...]:
-        return (self.replicas,) if isinstance(self.replicas, int) else tuple(self.replicas)
 
     def policy_for(self, resolved: str) -> str:
         """The policy to examine in a run whose own is `resolved`."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from launcher.precision_report.examine import Examined
 from launcher.precision_report.lint import LintFinding
 from launcher.reporting.console import Console, show_table
-from launcher.reporting.units import bytes_text
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient
 
@@ -32,9 +31,7 @@ def tables(found: Examined, layers: int) -> list[tuple[str, Rows]]:
     parts = [
         ("What float16 does to the gradients, shares of those that are not zero", totals(found)),
         ("Worst layers", worst(found, layers)),
-        ("Overflows first as the scale rises", overflows(found, min(layers, 3))),
         ("The real 16-bit pass against float32, worst weights", errors(found, layers)),
-        ("Wire, predicted for the whole model", wire(found)),
     ]
     return [(title, rows) for title, rows in parts if len(rows) > 1]
 
@@ -95,15 +92,6 @@ def worst(found: Examined, count: int) -> Rows:
     return rows
 
 
-def overflows(found: Examined, count: int) -> Rows:
-    rows = [["layer or weight", "gradient of", "replica", "largest", "first scale that overflows"]]
-    for one in found.overflows[:count]:
-        replica = "sum" if one.replica is None else str(one.replica)
-        gradient = one.gradient
-        rows.append([gradient.path, gradient.kind, replica, f"{gradient.maximum:.2e}", power(one.scale_log2)])
-    return rows
-
-
 def errors(found: Examined, count: int) -> Rows:
     by_scale = {k: {one.path: one for one in rows if not one.is_rounding} for k, rows in found.errors.items()}
     now = by_scale[found.loss_scale_log2]
@@ -114,14 +102,6 @@ def errors(found: Examined, count: int) -> Rows:
         relative = (f"{each.relative:.1e}" if math.isfinite(each.relative) else "not finite" for each in same)
         cosines = (f"{each.cosine:.5f}" if math.isfinite(each.cosine) else "-" for each in same)
         rows.append([one.path, *relative, *cosines])
-    return rows
-
-
-def wire(found: Examined) -> Rows:
-    rows = [["replicas", "dtype", "error of the sum", "gradients", "sent by each"]]
-    for one in found.wire:
-        error = f"{one.error:.1e}" if one.replicas > 1 else "rounding only"
-        rows.append([str(one.replicas), one.dtype, error, bytes_text(one.payload_bytes), bytes_text(one.sent_bytes)])
     return rows
 
 

@@ -7,7 +7,7 @@ from launcher.machine.strategy import recommended_policy
 from launcher.preflight.compiled import gpu_program
 from launcher.preflight.compiled.costs import Collective, Costs, MatrixOp
 from launcher.preflight.compiled.hbm import Buffer, HbmUse
-from launcher.preflight.compiled.hlo import Instruction, OpSource
+from launcher.preflight.compiled.hlo import Instruction
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.reporting.units import bytes_text, milliseconds
@@ -25,7 +25,6 @@ def advise(
     *,
     policy: str,
     bounds: Roofline,
-    shared_gradient_bytes: int = 0,
     gathered_bytes: int = 0,
     weights: int = 0,
 ) -> tuple[str, ...]:
@@ -34,13 +33,11 @@ def advise(
     Args:
       costs, hbm, bounds: of one device.
       policy: Keras dtype policy of the run.
-      shared_gradient_bytes: of all gradients, as they are reduced, under `train.shard = 'optimizer'`; else 0.
       gathered_bytes: of whole weights that a step is to put together, under `train.shard = 'all'`; else 0.
       weights: number of weights that are trained.
     """
     return (
         *_reductions(costs, bounds, where),
-        *_sharing(costs, where, bounds, shared_gradient_bytes),
         *_in_parts(costs, gathered_bytes, weights),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
@@ -65,30 +62,6 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
             f"whatever their size, {milliseconds(latency)} a step: {names}; statistics that each "
             "replica takes for itself need none, and one sum of them all waits once"
         )
-
-
-def _sharing(costs: Costs, where: Target, bounds: Roofline, gradient_bytes: int) -> Iterator[str]:
-    """What sharding the optimizer costs on the wire: nothing is told of its gain, which is in the memory needed."""
-    if not gradient_bytes or where.num_replicas == 1:
-        return
-    whole = Collective(kind="all-reduce", bytes=gradient_bytes, times=1, dtypes=(), source=OpSource())
-    alone = where.wire_seconds(whole)
-    scattered = sum(one.bytes * one.times for one in costs.collectives if one.kind == "reduce-scatter")
-    sums = (
-        "each replica gets the sum of its part alone"
-        if 2 * scattered > gradient_bytes
-        else "every replica gets the whole sum, as without it, for the compiler makes no reduce-scatter here"
-    )
-    gathers = (
-        "TPUStrategy puts the weights together by a sum over all replicas, twice the traffic of an all-gather"
-        if where.accelerator == "tpu"
-        else "an all-gather puts the weights together"
-    )
-    yield (
-        f"train.shard = 'optimizer' takes at least {milliseconds(bounds.wire_seconds)} of the {where.wire_name} a "
-        f"step, {bounds.wire_seconds / alone:.1f} times the {milliseconds(alone)} of reducing "
-        f"{bytes_text(gradient_bytes)} of gradients without it: {sums}, and {gathers}"
-    )
 
 
 def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:

@@ -190,7 +190,6 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         steps=plan.total_steps,
         model_flops=model.flops.model if model.flops else None,
     )
-    gradient_bytes = model.trained_parameters * plan.reduce_dtype.size if plan.recipe.shard == "optimizer" else 0
     return dataclasses.replace(
         found,
         costs=costs,
@@ -201,7 +200,6 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
             where,
             policy=plan.policy,
             bounds=bounds,
-            shared_gradient_bytes=gradient_bytes,
             gathered_bytes=model.gathered_bytes,
             weights=model.trained_parameters,
         ),

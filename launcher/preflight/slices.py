@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from launcher.errors import UsageError, nearest
+from launcher.errors import UsageError, advice
 from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
 from launcher.machine.strategy import StrategyPlan
-from launcher.preflight import advice
+from launcher.preflight.advice import padding
 from launcher.preflight.compiled.costs import Collective, Costs
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.targets import Target
-from launcher.reporting.units import amount, plural
+from launcher.reporting.units import amount, first, plural
 from launcher.run.plan import RunPlan
 
 _FILE = Path(__file__).with_name("tpu_slices.txt")
@@ -124,7 +123,7 @@ class Slice(Target):
         return (one for one in SLICES.values() if one.chip is self.chip and one.num_replicas > self.num_replicas)
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
-        return advice.padding(costs, hbm, self.chip)
+        return padding(costs, hbm, self.chip)
 
 
 def _slices() -> Iterator[Slice]:
@@ -167,41 +166,26 @@ SLICES = {one.name: one for one in _slices()}
 # Names of a family that are in use elsewhere, as in Kubernetes and in what people say.
 _ALIASES = {"v5e": V5E.family, "v5lite": V5E.family, "v5litepods": V5E.family, "v5": V5P.family, "v6": V6E.family}
 
-_WITHOUT_TENSORFLOW = ("7x", "v7x", "v7", "7", "ironwood")  # after "tpu", if that is written
+_WITHOUT_TENSORFLOW = ("7x", "v7x", "v7", "7", "ironwood")
 
 
 def find(accelerator_type: str) -> Slice:
-    """The slice that an accelerator type names.
+    """The slice that an accelerator type names, or what it is called elsewhere, such as "v5e-8" or "tpu-v4-32".
 
     Raises:
       UsageError: no such generation, or no slice of that size; the message offers the nearest.
     """
     name = accelerator_type.strip()
-    if name in SLICES:
-        return SLICES[name]
-    match = re.fullmatch(r"(?:tpu-?)?([a-z0-9]+?)(?:-(\d+))?", name.lower())
-    family, size = (match[1], match[2]) if match else (name.lower(), None)
-    known, families = _ALIASES.get(family, family), f"known: {', '.join(f'{one}-N' for one in CHIPS)}"
-    if known in _WITHOUT_TENSORFLOW:
-        raise UsageError(f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood); {families}")
-    if known not in CHIPS:
-        close = nearest(known, [*CHIPS, *_ALIASES])
-        offer = f"did you mean {_offer(_ALIASES.get(close, close), size)!r}?" if close else families
-        raise UsageError(f"--tpu_type={name}: no such accelerator type; {offer}")
-    if f"{known}-{size}" in SLICES:
-        raise UsageError(f"--tpu_type={name}: no such accelerator type; did you mean '{known}-{size}'?")
-    names, hint = _sizes(known), ""
-    if size is not None:
-        close = min(names, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
+    family, _, size = name.lower().removeprefix("tpu").removeprefix("-").partition("-")
+    family = _ALIASES.get(family, family)
+    if f"{family}-{size}" in SLICES:
+        return SLICES[f"{family}-{size}"]
+    if family in _WITHOUT_TENSORFLOW:
+        raise UsageError(f"--tpu_type={name}: TensorFlow does not support TPU7x (Ironwood); known: {', '.join(CHIPS)}")
+    if family not in CHIPS:
+        raise UsageError(f"--tpu_type={name}: no such accelerator type{advice(family, CHIPS)}")
+    names, hint = [one for one, found in SLICES.items() if found.chip.family == family], ""
+    if size.isdecimal():
+        close = min(names, key=lambda one: abs(int(one.rpartition("-")[2]) - int(size)))
         hint = f"; the nearest is {close}"
-    many = len(names) > _SHOWN
-    listed = f"{', '.join(names[: _SHOWN - 1])} and others up to {names[-1]}" if many else ", ".join(names)
-    raise UsageError(f"--tpu_type={name}: there is no such slice of {known}{hint}. Listed: {listed}")
-
-
-def _offer(family: str, size: str | None) -> str:
-    return f"{family}-{size}" if f"{family}-{size}" in SLICES else _sizes(family)[0]
-
-
-def _sizes(family: str) -> list[str]:
-    return [name for name, found in SLICES.items() if found.chip.family == family]
+    raise UsageError(f"--tpu_type={name}: there is no such slice of {family}{hint}. Listed: {first(names, _SHOWN)}")

@@ -38,9 +38,9 @@ class Charts:
     """What the page's script draws.
 
     Attributes:
-      groups: x values by name and by axis, "step", "time", "epoch" or a panel's own.
+      groups: x values by name and by axis, "step", "time" or "epoch".
       panels: by the place that shows them: a title and series, each a column of y over a group.
-      marks: vertical lines in all panels that follow the page's controls.
+      marks: vertical lines in all panels.
       constant: measurements that have no panel, because they never change.
     """
 
@@ -52,68 +52,59 @@ class Charts:
 
 def of_run(folder: RunFolder) -> Charts:
     """The panels of one run: train as a line, evaluations as points, restarts and skipped steps as marks."""
-    splits = {split: thinned(folder.of_split(split)) for split in _SPLITS}
-    groups = {split: axes(folder, events) for split, events in splits.items() if events}
-    names = ordered((name for events in splits.values() for event in events for name in event), folder.best_metric)
+    groups, found = _series([folder], [])
     panels: list[dict[str, Any]] = []
     constant: dict[str, float] = {}
-    for name in names:
-        series = [
-            _series(split, split, column, split, _SPLITS.index(split))
-            for split, events in splits.items()
-            if (column := values(folder, events, name))
-        ]
-        if not series:
-            continue
+    for name, series in found.items():
         skipped = skips(folder) if name == "loss_scale" else []
-        level = {value for one in series for value in one["y"] if value is not None}
+        level = _levels(series)
         has_gaps = any(name in event.get(strict_json.NON_FINITE, ()) for event in folder.events)
         if len(level) <= 1 and not skipped and not has_gaps:
             if level and (name, level) != ("loss_scale", {1.0}):  # of a loss that is not scaled
                 constant[name] = level.pop()
             continue
-        panel: dict[str, Any] = {"title": title(name), "series": series}
-        if name == "loss_scale":
-            panel |= {"log": 2, "steps": True, "marks": skipped}
-            panel["title"] += f", {skipped_steps(folder):g} skipped" if skipped else ""
+        panel = _panel(name, series)
+        if skipped:
+            panel |= {"marks": skipped, "title": f"{panel['title']}, {skipped_steps(folder):g} skipped"}
         panels.append(panel)
     return Charts(groups=groups, panels={"curves": panels}, marks=restarts(folder), constant=constant)
 
 
 def of_runs(folders: Sequence[RunFolder], labels: Sequence[str]) -> Charts:
-    """The panels of several runs, a colour each; evaluations as points of it."""
-    groups: dict[str, dict[str, list[float]]] = {}
-    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    names: list[str] = []
-    for index, (folder, label) in enumerate(zip(folders, labels, strict=True)):
-        for split in ("train", "eval"):
-            events = thinned(folder.of_split(split))
-            if not events:
-                continue
-            group = f"{split} {index}"
-            groups[group] = axes(folder, events)
-            for name in ordered((name for event in events for name in event), folder.best_metric):
-                column = values(folder, events, name)
-                if column:
-                    names.append(name)
-                    by_name.setdefault((name, split), []).append(_series(label, group, column, split, index))
-    metric = next((folder.best_metric for folder in folders if folder.best_metric), None)
-    panels = []
-    for name in ordered(names, metric):
-        for split in ("eval", "train"):
-            series = by_name.get((name, split), [])
-            if len({value for one in series for value in one["y"] if value is not None}) <= 1:
-                continue
-            ending = {"log": 2, "steps": True} if name == "loss_scale" else {}
-            both = (name, "eval") in by_name and (name, "train") in by_name
-            heading = f"{title(name)}, {'evaluation' if split == 'eval' else 'training'}" if both else title(name)
-            panels.append({"title": heading, "series": series, **ending})
+    """The panels of several runs, a colour each: train as lines, evaluations as points."""
+    groups, found = _series(folders, labels)
+    panels = [_panel(name, series) for name, series in found.items() if len(_levels(series)) > 1]
     return Charts(groups=groups, panels={"curves": panels})
 
 
-def _series(label: str, group: str, column: list[float | None], split: str, color: int) -> dict[str, Any]:
-    kind = "points" if split == "eval" else "line"
-    return {"label": label, "group": group, "y": column, "kind": kind, "color": color}
+def _series(folders: Sequence[RunFolder], labels: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Axes, and the series of each measurement, in the order of the page; without `labels` a colour a split."""
+    groups: dict[str, Any] = {}
+    found: dict[str, list[Any]] = {}
+    for index, folder in enumerate(folders):
+        for place, split in enumerate(_SPLITS):
+            events = thinned(folder.of_split(split))
+            if not events:
+                continue
+            group = f"{split} {index}" if labels else split
+            label = f"{labels[index]}{', evaluation' if split == 'eval' else ''}" if labels else split
+            looks = {"kind": "points" if split == "eval" else "line", "color": index if labels else place}
+            groups[group] = axes(folder, events)
+            for name in dict.fromkeys(name for event in events for name in event):
+                if column := values(folder, events, name):
+                    found.setdefault(name, []).append({"label": label, "group": group, "y": column, **looks})
+    metric = next((folder.best_metric for folder in folders if folder.best_metric), None)
+    return groups, {name: found[name] for name in ordered(found, metric)}
+
+
+def _panel(name: str, series: Sequence[Any]) -> dict[str, Any]:
+    steps = {"log": 2, "steps": True} if name == "loss_scale" else {}
+    return {"title": title(name), "series": series, **steps}
+
+
+def _levels(series: Sequence[Any]) -> set[float]:
+    """The values that there are."""
+    return {value for one in series for value in one["y"] if value is not None}
 
 
 def title(name: str) -> str:

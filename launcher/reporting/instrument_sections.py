@@ -1,32 +1,23 @@
 """The sections of a page on what other modes found: precision, verify, drill, preflight, doctor."""
 
 import html
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.reporting import page, run_folder
-from launcher.reporting.curves import Charts
 from launcher.reporting.page import Section
 from launcher.reporting.units import bytes_text, step_text
 
-_16_BITS = ("float16", "bfloat16")
-_FLUSH, _NORMAL, _LARGEST = -25, -14, 16  # float16's limits, powers of two
-_EXPONENTS = (-40, 20)
-_WORST_LAYERS = 4
-
 
 def precision(found: Mapping[str, Any]) -> Section:
-    """What 16 bits do to the gradients: the advice, shares lost by loss scale, where the exponents lie, the lint."""
+    """What 16 bits do to the gradients: the advice, what is lost where, the lint."""
     parts = [page.paragraph(line) for line in found.get("verdict", [])]
-    charts = _precision_charts(found)
-    parts += [page.panels(place) for place in charts.panels]
     for table in found.get("tables", []):
         parts += [f"<h3>{html.escape(table['title'])}</h3>", page.grid(table["rows"])]
     parts += _lint(found.get("lint", []))
     parts.append(page.details("What was examined", page.facts(found.get("plan", {}))))
-    return Section("Precision", "\n".join(parts), charts)
+    return Section("Precision", "\n".join(parts))
 
 
 def verify(found: Mapping[str, Any]) -> Section:
@@ -113,58 +104,6 @@ SECTIONS: dict[str, Callable[[Mapping[str, Any]], Section]] = {
 }
 
 
-def _precision_charts(found: Mapping[str, Any]) -> Charts:
-    gradients = [one for one in found.get("gradients", []) if one.get("dtype") in _16_BITS]
-    sweep = found.get("sweep", [])
-    if not gradients or not sweep:
-        return Charts()
-    scale = found.get("loss_scale", {})
-    scales = ((scale.get("now"), "now", "muted"), (scale.get("recommended"), "best", "bad"))
-    named = (("flushed", "flushed to zero"), ("subnormal", "subnormal"), ("above", "above 65504"))
-    lost = {
-        "title": "Gradients that float16 loses, % of those not zero, by loss scale",
-        "x": "power of two",
-        "ticks": [0, 0.01, 0.1, 1, 10, 100],
-        "marks": _marks(*((math.log2(value), label, color) for value, label, color in scales if value)),
-        "series": [
-            {"label": label, "group": "sweep", "kind": "line", "y": [_round(100 * row[name]) for row in sweep]}
-            for name, label in named
-        ],
-    }
-    panels = [lost]
-    groups: dict[str, dict[str, list[float]]] = {"sweep": {"power of two": [math.log2(row["scale"]) for row in sweep]}}
-    chosen = [
-        (f"all {kind} gradients", [one for one in gradients if one["kind"] == kind])
-        for kind in ("weight", "activation")
-    ]
-    worst = sorted(gradients, key=lambda one: one["at_scale_1"].get("lost", one["at_scale_1"]["flushed"]), reverse=True)
-    chosen += [(f"{one['path']} ({one['kind']})", [one]) for one in worst if one["kind"] != "wire"][:_WORST_LAYERS]
-    for index, (title, some) in enumerate((title, some) for title, some in chosen if some):
-        counts: Counter[int] = Counter()
-        for one in some:
-            counts.update({int(exponent): count for exponent, count in one["counts_by_exponent"].items()})
-        if not counts:
-            continue
-        exponents = [float(place) for place in range(min(*counts, _FLUSH - 3), max(*counts, _LARGEST) + 2)]
-        whole = sum(counts.values())
-        groups[f"exponents {index}"] = {"power of two": exponents}
-        shares = [_round(100 * counts[int(exponent)] / whole) or None for exponent in exponents]
-        panels.append(
-            {
-                "title": f"Exponents of {title}, %",
-                "x": "power of two",
-                "range": _EXPONENTS,  # the same for all, so that layers can be compared
-                "marks": _marks((_FLUSH, "2^-25", "bad"), (_NORMAL, "2^-14", "warn"), (_LARGEST, "65504", "bad")),
-                "series": [{"label": "share", "group": f"exponents {index}", "kind": "bars", "y": shares}],
-            }
-        )
-    return Charts(groups=groups, panels={"precision": panels})
-
-
-def _marks(*marks: tuple[float, str, str]) -> list[dict[str, Any]]:
-    return [{"value": value, "label": label, "color": color} for value, label, color in marks]
-
-
 def _lint(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """What has one remedy together."""
     if not findings:
@@ -212,7 +151,3 @@ def _verdict(said: str, is_good: bool) -> str:
 
 def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{html.escape(str(line))}</li>' for line in lines)}</ul>" if lines else ""
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -6,7 +6,6 @@ Reads files only, and any of them may be missing, old, half-written or of a newe
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from launcher.config import gin_files
 from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
-ERROR = "error.json"
 CONFIG = "config.gin"
 RESULTS = ("precision.json", "verify.json", "drill.json", "preflight.json", "doctor.json", "samples.json")
 PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES = RESULTS
@@ -188,15 +186,14 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         ended = {name: value for name, value in ended.items() if name == "attempts"}
     if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
         ended = {**ended, **attempts.reckon(str(path))}
-    events = metrics_file.read_events(str(path))
     status = str(ended.get("status") or UNFINISHED)
     return RunFolder(
         path=path,
         record=record,
         summary=ended,
         status=RUNNING if running else status,
-        events=events,
-        attempts=_attempts(path, ended, events),
+        events=metrics_file.read_events(str(path)),
+        attempts=_attempts(ended.get("attempts")),
         config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
         results={name: found for name in RESULTS if (found := strict_json.read_object(path / name))},
     )
@@ -240,28 +237,7 @@ def _is_newer(path: Path, since: float) -> bool:
         return False
 
 
-def _attempts(path: Path, ended: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[AttemptRecord]:
-    """Those of the summary; without, as far as the logs tell."""
-    told = ended.get("attempts")
-    if isinstance(told, list):
-        return [AttemptRecord(**row) for row in (_known(AttemptRecord, one) for one in told) if "number" in row]
-    logs = {
-        int(digits): folder
-        for folder in path.glob("logs/attempt_*")
-        if (digits := folder.name.removeprefix("attempt_")).isdigit()
-    }
-    found: list[AttemptRecord] = []
-    for number, folder in sorted(logs.items()):
-        error = strict_json.read_object(folder / ERROR)
-        before = found[-1].ended if found else None
-        # What was logged after the checkpoint that an attempt goes on from is forgotten.
-        kept = [event["step"] for event in events if before is not None and event.get("time", math.inf) <= before]
-        found.append(
-            AttemptRecord(
-                number=number,
-                ended=error.get("time"),
-                ended_by=f"worker {error.get('worker')} {error.get('what')}" if error else "",
-                from_step=max(kept, default=0) if before is not None or not found else None,
-            )
-        )
-    return found
+def _attempts(told: Any) -> list[AttemptRecord]:
+    """Those of summary.json."""
+    rows = [_known(AttemptRecord, one) for one in told] if isinstance(told, list) else []
+    return [AttemptRecord(**row) for row in rows if "number" in row]

@@ -44,7 +44,7 @@ def describe(
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
     more = resolved.recipe.task.notes(model, resolved.strategy.accelerator)
-    for number, note in enumerate((*gin_bindings.notes(), *resolved.notes, *notes, *more), start=1):
+    for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
 

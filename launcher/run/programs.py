@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.config import gin_bindings, renamed
+from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.run.recipe import Recipe
 
@@ -33,7 +33,7 @@ class FitCall:
 
     def recipe(self) -> Recipe:
         """The recipe that the call makes, with the bindings of gin where there are any."""
-        settings = renamed.arguments(self.settings)
+        settings = dict(self.settings)
         if _is_bound("train.steps") or _is_bound("train.epochs"):
             settings = {name: value for name, value in settings.items() if name not in ("steps", "epochs")}
         for name, make in GROUPS.items():

@@ -140,29 +140,6 @@ def pooled(gradients: Sequence[Gradient], scale_log2: int = 0) -> Shares:
     return shares(counts, scale_log2, max(one.maximum for one in gradients))
 
 
-class Overflow(NamedTuple):
-    """Where a rising scale overflows.
-
-    Attributes:
-      replica: whose part of the batch; None on the wire.
-      scale_log2: exponent of the least power of two that takes it above 65504.
-    """
-
-    gradient: Gradient
-    replica: int | None
-    scale_log2: int
-
-
-def first_overflows(gradients: Sequence[Gradient]) -> list[Overflow]:
-    """Each tensor's first overflow, the one of the smallest scale first; tensors of zeros have none."""
-    found = []
-    for one in sorted(gradients, key=lambda gradient: -gradient.maximum):
-        if one.maximum > 0:
-            replica = None if one.kind == "wire" else int(np.argmax(one.maxima))
-            found.append(Overflow(one, replica, math.floor(headroom(one.maximum)) + 1))
-    return found
-
-
 class ScaleVerdict(NamedTuple):
     """Whether a run needs a loss scale, and which.
 
@@ -203,7 +180,7 @@ def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
     worst = max(at_one, key=lambda path: at_one[path].lost)
     needed = True
     if everything.above:
-        why = f"at scale 1, gradients are above 65504 already ({first_overflows(narrow)[0].gradient.path})"
+        why = f"at scale 1, gradients are above 65504 already ({max(narrow, key=lambda one: one.maximum).path})"
     elif everything.flushed >= NEGLIGIBLE:
         why = f"at scale 1, {everything.flushed:.2%} of the gradients that are not zero are flushed to zero"
     elif at_one[worst].flushed >= 10 * NEGLIGIBLE:

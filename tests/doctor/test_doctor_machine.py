@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from launcher.doctor import disk_speed, host
+from launcher.doctor import folder, host
 from launcher.doctor.check import Context, Skip
 
 
@@ -135,8 +135,8 @@ def mounted(tmp_path):
         return folder
 
     yield mount
-    for folder in folders:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+    for place in folders:
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mounted, tmp_path):
@@ -155,13 +155,12 @@ def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mo
 
 
 def check_dir(path):
-    return only(disk_speed.model_dir(Context(environ={}, model_dir=str(path))))
+    return only(folder.model_dir(Context(environ={}, model_dir=str(path))))
 
 
-def test_a_folder_that_can_be_written_is_measured_and_left_as_it_was(tmp_path):
+def test_a_folder_that_can_be_written_has_its_room_told_and_is_left_as_it_was(tmp_path):
     found = check_dir(tmp_path / "a" / "run")
-    assert found.status in ("ok", "warn")  # a slow disk, or a full one, is no failure
-    assert "MB/s" in found.seen
+    assert "GB free in" in found.seen and str(tmp_path) in found.seen
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,19 +180,17 @@ def test_rights_of_a_folder_fail_for_whoever_they_concern(tmp_path):
 
 
 def test_a_file_system_that_is_read_only_fails_also_for_root(mounted, tmp_path):
-    folder = mounted(tmp_path / "disk", "ro,size=1m")
-    found = check_dir(folder / "run")
+    disk = mounted(tmp_path / "disk", "ro,size=1m")
+    found = check_dir(disk / "run")
     assert (found.status, found.exit_code) == ("fail", 64)
     assert "run" in found.seen
 
 
 def test_a_full_disk_may_have_room_later(mounted, tmp_path):
-    folder = mounted(tmp_path / "disk", "size=1m")
-    found = check_dir(folder)
+    found = check_dir(mounted(tmp_path / "disk", "size=1m"))
     assert (found.status, found.exit_code) == ("fail", 75)
-    assert "No space left" in found.seen
+    assert "0.0 GB free" in found.seen
     assert "make room" in found.fix
-    assert list(folder.iterdir()) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- driver

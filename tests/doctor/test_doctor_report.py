@@ -191,14 +191,14 @@ BROKEN = {
 def test_a_broken_tf_config_is_a_line_with_the_way_out(doctor, monkeypatch, variant):
     value, said = BROKEN[variant]
     monkeypatch.setenv("TF_CONFIG", value)
-    code, report = doctor("--doctor_checks=variables,cluster,peers,clock,agreement,collective")
+    code, report = doctor("--doctor_checks=variables,cluster,peers,agreement,collective")
     assert code == 64
     (cluster,) = of(report, "cluster")
     assert cluster["status"] == "fail"
     assert "TF_CONFIG" in cluster["seen"]
     assert said in cluster["seen"]
     skipped = {one["check"]: one["why"] for one in report["not_checked"]}
-    assert skipped == dict.fromkeys(("peers", "clock", "agreement", "collective"), "the cluster is not known")
+    assert skipped == dict.fromkeys(("peers", "agreement", "collective"), "the cluster is not known")
 
 
 def test_slurm_and_kubernetes_variables_that_contradict_each_other_fail_too(doctor, monkeypatch):

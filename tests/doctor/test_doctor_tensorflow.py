@@ -17,7 +17,7 @@ from launcher.doctor.child import Answer, ChildResult
 from launcher.doctor.packages import InstalledPackage, InstalledPackages
 from launcher.machine import accelerators
 
-TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data,strategy"
+TENSORFLOW = "tensorflow,build,devices,gpus,xla,recipe,data"
 
 
 def read(done):
@@ -53,9 +53,8 @@ def test_a_machine_whose_data_set_is_not_prepared(run_launcher, tmp_path):
     assert set(lines) | set(skipped) == {*TENSORFLOW.split(","), "model_dir", "collective"} - {"data"}
     assert skipped == {"gpus": "no GPU"}
     assert importlib.metadata.version("keras") in lines["tensorflow"][0]["seen"]
-    assert "'auto' is float32" in lines["strategy"][0]["seen"]
     assert "2 replicas on cpu: sums are right" in lines["collective"][0]["seen"]
-    assert "MB/s" in lines["model_dir"][0]["seen"]
+    assert "can be written" in lines["model_dir"][0]["seen"]
     assert not list(tmp_path.glob("**/.doctor-*"))
 
 
@@ -76,7 +75,7 @@ def test_a_tensorflow_that_crashes_takes_no_doctor_with_it(run_launcher):
 
 @pytest.mark.heavy
 def test_two_doctors_side_by_side_reduce_over_both(run_workers):
-    checks = doctor("cluster", "peers", "clock", "agreement", "collective")
+    checks = doctor("cluster", "peers", "agreement", "collective")
     for done in run_workers(2, *checks, "--doctor_wait=120"):
         lines, skipped = read(done)
         assert done.returncode == 0, done.stdout
@@ -84,7 +83,6 @@ def test_two_doctors_side_by_side_reduce_over_both(run_workers):
         assert {name: [one["status"] for one in found] for name, found in lines.items()} == {
             "cluster": ["ok"],
             "peers": ["ok"],
-            "clock": ["ok"],
             "agreement": ["ok"],
             "collective": [lines["collective"][0]["status"]],  # a slow machine may warn of its speed
         }

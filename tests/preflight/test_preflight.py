@@ -107,7 +107,7 @@ def test_several_slices_and_batches_become_a_table_and_a_section_of_the_report(p
     assert "use a multiple of 4, such as 508 or 512" in page.section("Preflight")
 
 
-def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
+def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_in_the_collectives(preflight):
     done = preflight("--tpu_type=v5litepod-4,v5litepod-16", "--gin_param=train.shard = 'optimizer'")
     assert done.code == EXIT_DONE, done.err
     small, large = done.report["cases"]
@@ -117,12 +117,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_told(preflight):
     assert "reduce-scatter" in kinds[0] and "reduce-scatter" not in kinds[1]
     summed = sum(one["bytes"] for one in large["costs"]["collectives"] if one["kind"] == "all-reduce")
     assert 2 * weights < summed < 2.1 * weights
-    for case, times, words in (
-        (small, "1.5 times", "each replica gets the sum of its part alone"),
-        (large, "2.0 times", "every replica gets the whole sum, as without it"),
-    ):
-        (told,) = (line for line in case["advice"] if line.startswith("train.shard = 'optimizer' takes at least"))
-        assert times in told and words in told
+    for case in (small, large):
         assert case["computed"]["optimizer state"].startswith(f"sharded over {case['replicas']} replicas: ")
         assert case["computed"]["optimizer state"] in done.out
 
@@ -224,7 +219,7 @@ def test_search_compiles_with_each_knob(preflight):
     ("flags", "message"),
     [
         ((), "add what to compile for, as --tpu_type=v5litepod-256"),
-        (("--tpu_type=v5e-4",), "did you mean 'v5litepod-4'"),
+        (("--tpu_type=v5litpod-4",), "did you mean 'v5litepod'"),
         (("--tpu_type=v5litepod-7",), "the nearest is v5litepod-8"),
         (
             ("--tpu_type=v5litepod-16", "--gin_param=train.global_batch_size = 100"),

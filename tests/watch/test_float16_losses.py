@@ -83,23 +83,6 @@ def test_harmless_scales_are_those_at_which_a_cast_loses_less():
     assert float16_losses.harmless_scales([gradient(spread(2, -60, 14))]) is None
 
 
-def test_the_first_overflow_names_layer_and_replica():
-    small = gradient([1.0, 2.0, 3.0, 4.0], "small", replicas=2)
-    large = gradient([1000.0, 1.0, 7.0, 1.0], "large", kind="activation", replicas=2)
-    wire = gradient([8.0], "sum", kind="wire")
-
-    found = float16_losses.first_overflows([small, large, gradient([0.0], "none"), wire])
-    assert [(one.gradient.path, one.replica, one.scale_log2) for one in found] == [
-        ("large", 0, 7),
-        ("sum", None, 13),
-        ("small", 1, 14),
-    ]
-    for one in found:
-        with np.errstate(over="ignore"):
-            assert np.isinf(np.float32(one.gradient.maximum * 2.0**one.scale_log2).astype(np.float16))
-        assert np.isfinite(np.float32(one.gradient.maximum * 2.0 ** (one.scale_log2 - 1)).astype(np.float16))
-
-
 def test_a_scale_is_needed_where_gradients_underflow_and_only_there():
     lost = float16_losses.judge([gradient(spread(3, -34, -16))], "mixed_float16")
     kept = float16_losses.judge([gradient(spread(4, -18, -2))], "mixed_float16")

@@ -53,14 +53,14 @@
   }
 
   function axisOf(panel) {
-    return panel.x || (data.groups[panel.series[0].group][view.axis] ? view.axis : "step");
+    return data.groups[panel.series[0].group][view.axis] ? view.axis : "step";
   }
 
   function aligned(panel, axis) {
     const tables = [], nulls = [];
     for (const one of panel.series) {
       const x = data.groups[one.group][axis] || data.groups[one.group].step;
-      const noisy = view.smoothing > 0 && !panel.x && one.kind !== "points" && !panel.steps;
+      const noisy = view.smoothing > 0 && one.kind !== "points" && !panel.steps;
       tables.push([x, one.y]);
       nulls.push([0, 1]);
       if (noisy) {
@@ -74,31 +74,29 @@
   function seriesOf(panel) {
     return panel.series.flatMap((one, index) => {
       const stroke = () => color(`c${(one.color ?? index) % 8}`);
-      const isBar = one.kind === "bars";
       const made = {
         label: one.label, stroke, width: 1.7, spanGaps: false, value: (_, value) => value == null ? "" : number(value),
         dash: one.dash ? [6, 4] : undefined,
         points: {show: one.kind === "points" || one.y.filter((value) => value != null).length < 3, size: 6, stroke, fill: stroke},
-        paths: isBar ? uPlot.paths.bars({size: [1], align: 1}) : panel.steps ? uPlot.paths.stepped({align: -1}) : undefined,
-        fill: isBar ? () => color(`c${(one.color ?? index) % 8}`) + "66" : undefined,
+        paths: panel.steps ? uPlot.paths.stepped({align: -1}) : undefined,
       };
-      const noisy = view.smoothing > 0 && !panel.x && one.kind !== "points" && !panel.steps;
+      const noisy = view.smoothing > 0 && one.kind !== "points" && !panel.steps;
       if (!noisy) return [made];
       const faint = () => color(`c${(one.color ?? index) % 8}`) + "48";
       return [{...made, label: `${one.label}, measured`, stroke: faint, width: 1}, made];
     });
   }
 
-  // Vertical lines: restarts, skipped steps, limits of a number format.
+  // Vertical lines: restarts, skipped steps.
   function drawMarks(panel, axis) {
     return (plot) => {
-      const marks = [...(panel.marks || []), ...(panel.x ? [] : data.marks || [])];
+      const marks = [...(panel.marks || []), ...(data.marks || [])];
       const {ctx, bbox} = plot;
       const ratio = devicePixelRatio;
       ctx.save();
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
       for (const mark of marks) {
-        const at = panel.x ? mark.value : mark[axis];
+        const at = mark[axis];
         const {min, max} = plot.scales.x;
         if (at == null || at < min || at > max) continue;
         const place = Math.round(plot.valToPos(at, "x", true));
@@ -121,8 +119,7 @@
   function scaleOf(panel) {
     const values = panel.series.flatMap((one) => one.y).filter((value) => value != null);
     const positive = values.length > 0 && values.every((value) => value > 0);
-    if (panel.ticks) return {distr: 4, asinh: panel.ticks[1], range: [panel.ticks[0], panel.ticks.at(-1)]};
-    if ((view.log && !panel.x || panel.log) && positive) return {distr: 3, log: panel.log || 10};
+    if ((view.log || panel.log) && positive) return {distr: 3, log: panel.log || 10};
     const range = (_, low, high) => {
       if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
       const [from, to] = uPlot.rangeNum(low, high, 0.08, false);
@@ -139,17 +136,17 @@
     const axis = axisOf(panel);
     const line = {stroke: () => color("muted"), grid: {stroke: () => color("grid"), width: 1},
       ticks: {stroke: () => color("grid"), width: 1}, font: "11px system-ui, sans-serif"};
-    const wordX = panel.x ? number : onX[axis];
+    const wordX = onX[axis];
     const options = {
       width: Math.max(box.clientWidth - 20, 200), height: 230,
       padding: [8, 12, 0, 0],
-      series: [{label: panel.x || axis, value: (_, value) => value == null ? "" : wordX(value)}, ...seriesOf(panel)],
-      scales: {x: {time: false, range: panel.range}, y: scaleOf(panel)},
+      series: [{label: axis, value: (_, value) => value == null ? "" : wordX(value)}, ...seriesOf(panel)],
+      scales: {x: {time: false}, y: scaleOf(panel)},
       axes: [
         {...line, values: (_, ticks) => ticks.map(wordX), incrs: axis === "time" ? roundSeconds : undefined, space: axis === "time" ? 70 : 55, size: 30},
-        {...line, size: 62, splits: panel.ticks && (() => panel.ticks), values: (_, ticks) => ticks.map((value) => value == null ? "" : number(value))},
+        {...line, size: 62, values: (_, ticks) => ticks.map((value) => value == null ? "" : number(value))},
       ],
-      cursor: {drag: {x: true, y: false}, sync: panel.x ? undefined : {key: "run", setSeries: false}},
+      cursor: {drag: {x: true, y: false}, sync: {key: "run", setSeries: false}},
       hooks: {draw: [drawMarks(panel, axis)]},
       legend: {live: true},
     };

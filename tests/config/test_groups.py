@@ -1,13 +1,10 @@
-"""Names of the last release are read, said to be old, and mean what they meant."""
+"""Groups of bindings, and what belongs to one source alone."""
 
 from __future__ import annotations
 
-import inspect
-
-import gin
 import pytest
 
-from launcher.config import gin_bindings, gin_used, renamed
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import UsageError
 from launcher.run import loading
 from launcher.run.programs import FitCall
@@ -36,41 +33,9 @@ def load(tmp_path):
     gin_bindings.reset()
 
 
-def test_an_old_name_binds_what_its_new_name_binds_and_of_both_the_last_one_counts(load, monkeypatch):
-    monkeypatch.setattr(
-        renamed, "RENAMED", {"train.clip_value": "Clipping.value", "train.wire_dtype": "train.reduce_dtype"}
-    )
-    recipe = load("train.clip_value = 0.5", "train.wire_dtype = 'float16'")
-    assert (recipe.clipping.value, recipe.reduce_dtype) == (0.5, "float16")
-    (note,) = gin_bindings.notes()
-    assert "train.clip_value is Clipping.value" in note and "train.wire_dtype is train.reduce_dtype" in note
-    assert load("train.clip_value = 1.0", "Clipping.value = 2.0").clipping.value == 2.0
-    assert load("Clipping.value = 2.0", "train.clip_value = 1.0").clipping.value == 1.0
-    gin_bindings.reset()
-    settings = {"task": recipe.task, "optimizer": lambda: None, "steps": 1, "global_batch_size": 8}
-    assert FitCall(settings={**settings, "wire_dtype": "float16"}).recipe().reduce_dtype == "float16"
-
-
-@pytest.mark.parametrize(("old", "new"), [(True, "optimizer"), (False, "none")])
-def test_an_old_value_means_what_it_meant(load, old, new):
-    assert load(f"train.shard_optimizer = {old}").shard == new
-    (note,) = gin_bindings.notes()
-    assert "train.shard_optimizer is train.shard" in note
-    task = load().task
-    gin_bindings.reset()
-    settings = {"task": task, "optimizer": lambda: None, "steps": 1, "global_batch_size": 8, "shard_optimizer": old}
-    assert FitCall(settings=settings).recipe().shard == new
+def test_what_is_shared_out_is_one_of_three(load):
     with pytest.raises(UsageError, match=r"train\.shard = 'weights': must be one of 'none', 'optimizer', 'all'"):
         load("train.shard = 'weights'")
-
-
-@pytest.mark.parametrize(("old", "new"), renamed.RENAMED.items())
-def test_every_old_name_leads_to_something_that_can_be_bound(load, old, new):
-    load()
-    selector, _, arg = new.partition(".")
-    settable = inspect.signature(gin.get_configurable(selector)).parameters
-    assert arg in settable
-    assert old.partition(".")[0] != selector or old.partition(".")[2] not in settable
 
 
 def test_a_group_may_be_a_mapping_and_bindings_go_before(load):
