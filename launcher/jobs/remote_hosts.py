@@ -37,6 +37,11 @@ class RemoteHost:
         return self.connection is not None and self.connection.is_ready
 
     @property
+    def place(self) -> Host:
+        """The host, as its agent has said where that is."""
+        return self.connection.host if self.connection else self.host
+
+    @property
     def agent(self) -> Connection:
         """The connection, of a host that is or was there."""
         assert self.connection is not None
