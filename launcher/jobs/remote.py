@@ -129,7 +129,7 @@ class RemoteBackend:
             left = self.remotes.slots_there - host.host.slots * host.is_ready
             if self.remotes.count_failure(host) >= _MOST_FAILURES and left >= self.min_workers:
                 host.is_left_out = True
-                self.console.note(f"{host.place.name} is left out: {_MOST_FAILURES} failures in a row were of its workers")
+                self.console.note(f"{host.host.name} is left out: {_MOST_FAILURES} failures in a row were of its workers")
         self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
         for worker in self._workers.values():
             worker.tee.close()
@@ -182,7 +182,7 @@ class RemoteBackend:
             self._answers[connection, message["is"]] = dict(message)
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
-        addresses = [f"{seat.remote.place.address}:{seat.port}" for seat in seats]
+        addresses = [f"{(seat.remote.connection or seat.remote).host.address}:{seat.port}" for seat in seats]
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self.job.workers:
             common[elastic.FULL_WORKERS] = str(self.job.workers)

@@ -37,11 +37,6 @@ class RemoteHost:
         return self.connection is not None and self.connection.is_ready
 
     @property
-    def place(self) -> Host:
-        """The host, as its agent has said where that is."""
-        return self.connection.host if self.connection else self.host
-
-    @property
     def agent(self) -> Connection:
         """The connection, of a host that is or was there."""
         assert self.connection is not None
@@ -179,7 +174,8 @@ class RemoteHosts:
                 return
             if refusal.is_mistake and is_first:
                 raise UsageError(refusal.message)
-            if remote.refusal is None and not refusal.is_mistake:
+            is_new = remote.refusal is None and all(other.refusal != refusal for other in self.all)
+            if is_new and not refusal.is_mistake:
                 self.console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
             remote.refusal = refusal
             remote.retry_at = time.monotonic() + retry_seconds
