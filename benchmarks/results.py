@@ -90,7 +90,12 @@ def main() -> None:
         for number, command in enumerate(PARTS[part], start=1):
             print(f"{part} {number}/{len(PARTS[part])}: {' '.join(command)}", file=sys.stderr, flush=True)
             runs.append({"command": _shown(command), **measured(command)})
-        figures[part] = {"date": datetime.date.today().isoformat(), "versions": versions(), "runs": runs}
+        today = {"date": datetime.date.today().isoformat(), "processor": processor(), "versions": versions()}
+        # Ratios differ with the kind of processor: what another one gave stays beside it.
+        before = figures.get(part, {})
+        elsewhere = before.pop("elsewhere", None)
+        other = before if before and before.get("processor") != today["processor"] else elsewhere
+        figures[part] = {**today, "runs": runs, "elsewhere": other}
         FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(page(figures))
 
@@ -104,6 +109,12 @@ def measured(command: list[str]) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{_shown(command)}: exit code {done.returncode}")
     return json.loads(done.stdout)
+
+
+def processor() -> str:
+    """Its name and number of cores that may be used."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")]
+    return f"{next(iter(names), 'unknown')}, {len(os.sched_getaffinity(0))} cores"
 
 
 def versions() -> str:
@@ -128,7 +139,13 @@ def page(figures: Mapping[str, Any]) -> str:
         "growth": _growth,
         "twins": _twins,
     }
-    parts = [writers[name](figures[name]) for name in PARTS if name in figures]
+    parts = [
+        writers[name](one)
+        for name in PARTS
+        if name in figures
+        for one in (figures[name], figures[name].get("elsewhere"))
+        if one
+    ]
     return "\n\n".join([_HEAD, *parts]) + "\n"
 
 
@@ -315,7 +332,8 @@ def _number(value: float) -> str:
 
 
 def _title(words: str, part: Mapping[str, Any]) -> str:
-    return f"## {words}\n\n{part['date']}, {part['versions']}.\n"
+    where = f"{part['processor']}, " if "processor" in part else ""
+    return f"## {words}{'' if 'elsewhere' in part else ', elsewhere'}\n\n{part['date']}, {where}{part['versions']}.\n"
 
 
 def _shown(command: list[str]) -> str:

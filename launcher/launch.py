@@ -28,7 +28,7 @@ from absl import flags
 
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
-from launcher.jobs import backends, kubernetes, private_network
+from launcher.jobs import backends, kubernetes, private_network, transports
 from launcher.jobs.drill import command as drill_command
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
@@ -40,7 +40,7 @@ from launcher.model_dir import lease
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", *plan.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
     "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 # What the supervisor's exit codes mean where that is not what a worker's means.
@@ -84,6 +84,12 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
+    flags.DEFINE_string(
+        "on_event", None,
+        "Command that is run at each restart and at the end of the job, with JSON on its standard input: event, text, "
+        "model_dir, step, exit_code, error and more.",
+        flag_values=values,
+    )  # fmt: skip
     backends.define(plan.FLAGS, values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     modes.define_about(values)
@@ -180,9 +186,17 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         start_timeout_seconds=options.start_timeout,
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
+        on_event=_on_event(options.on_event),
         member=place.index if place else None,
         is_pod=place is not None and place.source == cluster.kubernetes.SOURCE,
     )
+
+
+def _on_event(command: str | None) -> tuple[str, ...]:
+    words = () if command is None else transports.split("on_event", command, "leave it out, or give a command")
+    if words and (missing := transports.missing(words[0], "install it, or give its whole path")):
+        raise UsageError(f"--on_event={command}: {missing}")
+    return words
 
 
 def _temporary_folder() -> str:

@@ -39,7 +39,7 @@ def test_figures_of_pages_are_those_of_the_benchmarks(program):
 def test_quoted_figure_is_written_between_its_marks(program):
     key = "starts/runs/0/job/launcher/training again/seconds/median"
     page = f"it took <!-- result: {key} .1f -->9 hours<!-- --> s"
-    assert program.quotes.quoted(page) == f"it took <!-- result: {key} .1f -->4.9<!-- --> s"
+    assert program.quotes.quoted(page) == f"it took <!-- result: {key} .1f -->3.4<!-- --> s"
     with pytest.raises(program.quotes.Malformed, match="has no 'nothing' there"):
         program.quotes.quoted("<!-- result: starts/nothing .1f --><!-- -->")
 

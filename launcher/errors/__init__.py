@@ -85,6 +85,12 @@ class PeerError(LauncherError):
     exit_code = EXIT_RETRY
 
 
+class MachineError(LauncherError):
+    """This machine is broken, not only a peer of it: exit 75, run the same command again, best without it."""
+
+    exit_code = EXIT_RETRY
+
+
 _SHOWN = 12
 
 

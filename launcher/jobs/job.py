@@ -36,6 +36,7 @@ class Job:
       grace_period_seconds: how long workers may go on after a signal.
       member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
         worker of this one. None where all workers are this supervisor's.
+      on_event: the words of a command that is told of restarts and of the end; see `EventHook`.
       is_pod: whether Kubernetes replaces what ends with 42 without counting it.
     """
 
@@ -51,6 +52,7 @@ class Job:
     grace_period_seconds: float = 0.0
     member: int | None = None
     is_pod: bool = False
+    on_event: tuple[str, ...] = ()
 
     def log(self, attempt: int, rank: int) -> Path:
         return Path(self.model_dir, "logs", f"attempt_{attempt}", f"worker_{rank}.log")

@@ -43,6 +43,11 @@ FLAGS: Mapping[str, Any] = {
         flags.DEFINE_list, [],
         "Labels of the nodes, such as cloud.google.com/gke-tpu-topology=2x4 (with --resources=google.com/tpu=8).",
     ),
+    "overlay": (
+        flags.DEFINE_string, None,
+        "YAML file that is laid over the JobSet (keys metadata, spec) and over its pods (pod: metadata, spec): labels, "
+        "tolerations, secrets, further volumes.",
+    ),
 }  # fmt: skip
 
 _REPLICATED_JOB = "worker"
@@ -69,6 +74,7 @@ class Pods:
     volume_claim: str
     resources: Mapping[str, str]
     node_selector: Mapping[str, str]
+    overlay: Mapping[str, Any]
 
 
 def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
@@ -100,7 +106,36 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
         volume_claim=options.volume_claim,
         resources=resources,
         node_selector=_pairs("node_selector", options.node_selector, _WORD, "cloud.google.com/gke-tpu-topology=2x4"),
+        overlay=_read_overlay(options.overlay) if options.overlay else {},
     )
+
+
+def _read_overlay(path: str) -> Mapping[str, Any]:
+    yaml: Any = installation.required("yaml", by="--overlay", extra="kubernetes", package="PyYAML")
+    try:
+        found = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--overlay={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    known = {"metadata", "spec", "pod"}
+    if not isinstance(found, dict) or not found.keys() <= known or not all(isinstance(v, dict) for v in found.values()):
+        raise UsageError(
+            f"--overlay={path}: expected mappings under {', '.join(sorted(known))}, which are laid over ours"
+        )
+    if clash := {"name", "namespace"} & found.get("metadata", {}).keys():
+        raise UsageError(f"--overlay={path}: metadata.{min(clash)} is for --job_name and --namespace to say")
+    return found
+
+
+def _laid_over(ours: Any, theirs: Any) -> Any:
+    """A part of a manifest with another over it: mappings by key, lists of named items by name, the rest replaced."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {**ours, **{key: _laid_over(ours.get(key), value) for key, value in theirs.items()}}
+    lists = isinstance(ours, list) and isinstance(theirs, list)
+    if lists and all(isinstance(one, dict) and "name" in one for one in [*ours, *theirs]):
+        by_name = {one["name"]: one for one in theirs}
+        kept = [_laid_over(one, by_name.pop(one["name"], {})) for one in ours]
+        return [*kept, *by_name.values()]
+    return theirs
 
 
 def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
@@ -135,7 +170,11 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
         "limits": {name: quantity for name, quantity in where.resources.items() if name != "cpu"},
         "volumes": volumes,
     }
-    return [_filled_in(document, values) for document in yaml.safe_load_all(_TEMPLATE.read_text("utf-8"))]
+    policy, jobset = (_filled_in(document, values) for document in yaml.safe_load_all(_TEMPLATE.read_text("utf-8")))
+    of_pods = {"template": {"spec": {"template": where.overlay.get("pod", {})}}}
+    pods_laid_over = {"spec": {"replicatedJobs": [{"name": _REPLICATED_JOB, **of_pods}]}}
+    of_jobset = {key: value for key, value in where.overlay.items() if key != "pod"}
+    return [policy, _laid_over(_laid_over(jobset, pods_laid_over), of_jobset)]
 
 
 def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from launcher.errors import UsageError
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import JobConsole, LogFile, Tee
-from launcher.jobs.policy import Trouble, WorkerState
+from launcher.jobs.policy import Outcome, Trouble, WorkerState
 from launcher.jobs.standby import Spare
 from launcher.machine import child_process
 from launcher.machine.cluster import tf_config, without_peers

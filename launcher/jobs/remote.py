@@ -129,7 +129,7 @@ class RemoteBackend:
             left = self.remotes.slots_there - host.host.slots * host.is_ready
             if self.remotes.count_failure(host) >= _MOST_FAILURES and left >= self.min_workers:
                 host.is_left_out = True
-                self.console.note(f"{host.host.name} is left out: {_MOST_FAILURES} failures in a row were of its workers")
+                self.console.note(f"{host.host.name} is left out: {_MOST_FAILURES} failures in a row were its workers")
         self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
         for worker in self._workers.values():
             worker.tee.close()

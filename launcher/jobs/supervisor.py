@@ -11,6 +11,7 @@ from types import FrameType
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error
 from launcher.jobs.drill.fault import Drill
+from launcher.jobs.event_hook import EventHook
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
@@ -51,6 +52,7 @@ class Supervisor:
         self._asked_for_step = 0.0
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
+        self._hook = EventHook(job.on_event, console.note)
         self._began = Beginning()
         self._why_no_more = ""
         self._mistake = ""
@@ -72,6 +74,7 @@ class Supervisor:
                     verdict = self._settle_restart(verdict, restarts)
                     if verdict.action is not Decision.RESTART:
                         break
+                    self._tell(verdict, restarts)
                     number += 1
             finally:
                 self._backend.close()
@@ -350,6 +353,24 @@ class Supervisor:
             self._console.turn()
         return self._stopped_between(verdict) if self._signals else verdict
 
+    def _tell(self, verdict: Verdict, restarts: Restarts) -> None:
+        """Tells the command of --on_event what becomes of the job; "text" is what chats show."""
+        error = self._first_error.headline if self._first_error and verdict.cause else None
+        what = {Decision.RESTART: "restarts"}.get(verdict.action, f"ended ({verdict.action.value})")
+        event = {
+            "event": "restart" if verdict.action is Decision.RESTART else "end",
+            "text": f"{self._job.model_dir} {what} at step {max(0, self._step)}{(error and f': {error}') or ''}",
+            "model_dir": self._job.model_dir,
+            "job": self._job.identity,
+            "attempts": self._attempts,
+            "restarts": restarts.total,
+            "step": max(0, self._step),
+            "exit_code": verdict.exit_code,
+            "error": error,
+            "time": time.time(),
+        }
+        self._hook.tell(event)
+
     def _stopped_between(self, verdict: Verdict | None = None) -> Verdict:
         """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
         number = self._signals[0]
@@ -373,6 +394,7 @@ class Supervisor:
                 since=self._began, exit_code=verdict.exit_code, error=error.headline, step=self._step
             )
         self._console.finish_logs()
+        self._tell(verdict, restarts)
         attempts, code = f"{self._attempts} attempt(s), {restarts.total} restart(s)", verdict.exit_code
         self._console.note(f"job {verdict.action.value}: {attempts}, exit code {code}")
         if self._mistake:
@@ -382,6 +404,7 @@ class Supervisor:
             if verdict.action is Decision.GIVE_UP and verdict.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
+        self._hook.close()
 
 
 def _was_starting(worker: Worker) -> bool:

@@ -108,7 +108,7 @@ class RunPlan:
             notes.append(f"{self.policy}: a TPU multiplies in bfloat16; take train.precision = 'mixed_bfloat16'")
         if self.full_workers > self.cluster.num_workers:
             workers = f"{self.cluster.num_workers} of {self.full_workers} workers are there"
-            notes.append(f"{workers}, for the same global batch: train.microbatches = {self.microbatches} in its place")
+            notes.append(f"{workers}, for the same global batch: {plural(self.microbatches, 'microbatch')} a replica")
         return tuple(notes)
 
     def describe(self) -> dict[str, str]:

@@ -103,6 +103,8 @@ class Recipe:
         compiled Keras model, else for what its layers were made for. "global" on several replicas works neither with
         several `microbatches` nor, but on TPUs, with `jit_compile`.
       precision_watch: `@PrecisionWatch()` to sample what float16 does to the gradients during training, or None.
+      replay_every: steps between two passes over one batch whose gradients are compared bit by bit, on each replica, to
+        find devices that compute wrong numbers; 0 for never. On GPUs it needs `--deterministic`.
       sinks: where events go besides the console, metrics.jsonl and TensorBoard: `[@WandbSink()]`, `[@MlflowSink()]` or
         your own; see `launcher.reporting.sinks.Sink`.
       loss_scale: "auto", "none", `@DynamicLossScale()` or `@FixedLossScale()`.
@@ -161,6 +163,7 @@ class Recipe:
     attention: str = "auto"
     batch_norm: str = "auto"
     precision_watch: PrecisionWatch | None = None
+    replay_every: int = 0
     sinks: Sequence[Any] = ()
     loss_scale: Any = "auto"
     reduce_dtype: str = "auto"
@@ -196,7 +199,7 @@ class Recipe:
         elif not callable(self.optimizer):
             raise UsageError(f"train.optimizer = {self.optimizer!r}: expected a reference, such as @momentum")
         check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
-        check_least("train", self, evaluate_every=0, checkpoint_every=0)
+        check_least("train", self, evaluate_every=0, checkpoint_every=0, replay_every=0)
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
                 check_least("train", self, **{name: 1})

@@ -29,7 +29,7 @@ def of_fewer(plan: RunPlan, full_workers: int) -> RunPlan:
     pieces = full_workers * (replicas // here) * plan.microbatches
     if size % pieces:
         raise UsageError(
-            f"train.global_batch_size = {size} cannot be split evenly over the {full_workers} workers of the job; use a "
+            f"train.global_batch_size = {size} cannot be split evenly over the job's {full_workers} workers; use a "
             f"multiple of {pieces}"
         )
     evaluated = -(-plan.eval_batch_size // replicas) * replicas

@@ -30,6 +30,7 @@ from launcher.run.actions import base
 from launcher.run.actions.early_stopping import StopEarly
 from launcher.run.actions.keras_callbacks import KerasCallbacks
 from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
+from launcher.run.actions.replay import ReplaySteps
 from launcher.run.actions.spikes import Rewind, SpikeDetector
 from launcher.run.actions.worker_times import WorkerTimes
 from launcher.run.controller import Controller
@@ -246,6 +247,8 @@ class _Run:
                 actions.append(base.MeasureFlops(built.trainer, _peak_flops(plan)))
         if trains and (watch := session.watch(built)) is not None:
             actions.append(base.SampleGradients(watch, self._reporter))
+        if trains and plan.recipe.replay_every:
+            actions.append(ReplaySteps(built.trainer, plan, is_engine=built.engine is not None))
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
             actions.append(ProfileSteps(order.profiled, folder, self._reporter.note))

@@ -207,6 +207,28 @@ class ReplicaStep:
         """
         return self._pass.first(batch, scale, tf.convert_to_tensor(self._counters.step))
 
+    def checksums(self, batch: Batch, flip: tf.Tensor) -> tf.Tensor:
+        """Checksums of the bits of each replica's own gradients of this batch, which do not depend on an order of sums.
+
+        Changes nothing.
+
+        Args:
+          batch: this replica's part of a step.
+          flip: int64 scalar, 1 for the checksum of another first gradient, to rehearse that.
+
+        Returns:
+          float32 [replicas, trained variables, 2], the same on every replica; whole numbers below 2**16.
+        """
+        counters = self._counters
+        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        found = self._pass(batch, scale, step).gradients
+        sums = tf.stack([tf.reduce_sum(tf.cast(tf.bitcast(one, tf.int32), tf.int64)) for one in found])
+        sums += flip * tf.one_hot(0, len(found), dtype=tf.int64)
+        halves = tf.stack([tf.math.floormod(sums, 2**16), tf.math.floormod(sums // 2**16, 2**16)], axis=1)
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        mine = tf.one_hot(replica, num_replicas())[:, None, None] * tf.cast(halves, tf.float32)[None]
+        return gradients.reduce_sum([mine])[0]
+
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """Which gradients of the step that this batch belongs to are not finite, and on which replica.
 

@@ -15,7 +15,7 @@ from types import FrameType
 from launcher.errors import UsageError
 
 VARIABLE = "LAUNCHER_DRILL"
-EXCEPTION, STUCK, DISK_FULL = KINDS = ("exception", "stuck", "disk_full")
+EXCEPTION, STUCK, DISK_FULL, FLIP_BIT = KINDS = ("exception", "stuck", "disk_full", "flip_bit")
 
 
 @dataclasses.dataclass
@@ -56,6 +56,11 @@ def before_write() -> None:
     """Stands where a checkpoint is being written, and fails once, as a full disk does (OSError, ENOSPC)."""
     if _strikes(DISK_FULL):
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (drill)")
+
+
+def flips_bit() -> bool:
+    """Whether a bit of what a device computes is to come out wrong now, once."""
+    return _strikes(FLIP_BIT)
 
 
 def _arm(number: int, frame: FrameType | None) -> None:

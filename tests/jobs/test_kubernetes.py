@@ -66,7 +66,7 @@ def render(run, validator):
         code, printed = run("--dry_run", *FLAGS, *flags)
         assert code == 0, printed.err
         policy, manifest = yaml.safe_load_all(printed.out)
-        assert policy["kind"] == "NetworkPolicy" and policy["metadata"] == manifest["metadata"]
+        assert policy["kind"] == "NetworkPolicy" and policy["metadata"].items() <= manifest["metadata"].items()
         validator.validate(manifest)
         return manifest
 
@@ -283,6 +283,70 @@ def test_a_mistake_is_one_message(run, flags, said):
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     for part in said:
         assert part in printed.err
+
+
+OVERLAY = """
+metadata: {labels: {kueue.x-k8s.io/queue-name: team}, annotations: {alpha.jobset.sigs.k8s.io/exclusive-topology: rack}}
+spec: {ttlSecondsAfterFinished: 3600}
+pod:
+  metadata: {labels: {team: vision}}
+  spec:
+    serviceAccountName: trainer
+    imagePullSecrets: [{name: registry}]
+    priorityClassName: high
+    tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+    volumes:
+    - {name: data, persistentVolumeClaim: {claimName: data}}
+    - {name: shared-memory, emptyDir: {medium: Memory, sizeLimit: 16Gi}}
+    containers:
+    - name: worker
+      envFrom: [{secretRef: {name: tokens}}]
+      env: [{name: WANDB_MODE, value: offline}]
+      volumeMounts: [{name: data, mountPath: /data}]
+"""
+
+
+@pytest.fixture
+def overlay(tmp_path):
+    path = tmp_path.parent / f"{tmp_path.name}-overlay.yaml"
+    path.write_text(OVERLAY)
+    return path
+
+
+def test_an_overlay_adds_to_the_jobset_and_its_pods_and_replaces_what_has_its_name(render, overlay):
+    flags = ("--resources=cpu=8,nvidia.com/gpu=8",)
+    plain, manifest = render(*flags), render(*flags, f"--overlay={overlay}")
+    wanted = yaml.safe_load(OVERLAY)
+    assert manifest["metadata"] == {**plain["metadata"], **wanted["metadata"]}
+    assert manifest["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert job_of(manifest)["template"]["metadata"] == {"labels": {"team": "vision"}}
+    for name in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "tolerations"):
+        assert pod_of(manifest)[name] == wanted["pod"]["spec"][name]
+    volumes = {one["name"]: one for one in pod_of(manifest)["volumes"]}
+    assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
+    assert volumes.keys() == {"runs", "shared-memory", "data"}
+    before, after = container_of(plain), container_of(manifest)
+    assert after["env"] == [*before["env"], {"name": "WANDB_MODE", "value": "offline"}]
+    assert after["volumeMounts"][-1] == {"name": "data", "mountPath": "/data"}
+    assert {name: after[name] for name in before.keys() - {"env", "volumeMounts"}} == {
+        name: before[name] for name in before.keys() - {"env", "volumeMounts"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        ("pods: {}", "pod, spec"),
+        ("- a", "expected mappings"),
+        ("metadata: {name: x}", "--job_name"),
+    ],
+)
+def test_an_overlay_that_makes_no_sense_is_one_message(run, overlay, content, said):
+    overlay.unlink() if content is None else overlay.write_text(content)
+    code, printed = run("--dry_run", *FLAGS, f"--overlay={overlay}")
+    assert code == 64 and f"--overlay={overlay}: " in printed.err and said in printed.err
+    assert printed.err.count("\n") == 1
 
 
 @pytest.fixture

@@ -423,7 +423,7 @@ def test_a_host_whose_workers_fail_three_times_in_a_row_is_left_out_and_named(la
     job, _ = launch_on([A, B, C], "--max_restarts=5", workers=2, faults=faults, steps=3)
     finished = job.wait()
     assert finished.returncode == 0, finished.stdout
-    assert "127.0.0.2 is left out: 3 failures in a row were of its workers" in finished.stdout
+    assert "127.0.0.2 is left out: 3 failures in a row were its workers" in finished.stdout
     assert "attempt 4: starting 2 worker(s)" in finished.stdout and "going on without" not in finished.stdout
     assert_nothing_left(job, tmp_path)
 

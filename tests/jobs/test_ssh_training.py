@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import sshd
@@ -34,3 +37,55 @@ def test_two_hosts_train_to_the_weights_of_two_local_workers(run_launcher, hosts
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def trained(model_dir, steps):
+    events = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    losses = {event["step"]: event["loss"] for event in events if event["split"] == "train"}
+    return np.array([losses[step] for step in range(10, steps + 1, 10)]), CheckpointStore(
+        str(model_dir / "checkpoints")
+    ).read(steps)
+
+
+@pytest.mark.nightly
+def test_eight_hosts_lose_one_and_two_more_and_get_all_back_with_the_weights_of_an_undisturbed_run(
+    run_launcher, start_launcher, hosts, tmp_path
+):
+    steps, places = 1500, [f"127.0.0.{number}" for number in range(1, 9)]
+    flags = (
+        f"--gin_file={SMALL_DIGITS}", f"--gin_param=train.steps = {steps}", "--gin_param=train.epochs = None",
+        "--gin_param=train.log_every = 10", "--gin_param=train.steps_per_loop = 10", "--mode=train",
+        "--gin_param=train.checkpoint_every = 50", "--gin_param=train.global_batch_size = 64",
+    )  # fmt: skip
+    alone = run_launcher(*flags, "--replicas=1", f"--model_dir={tmp_path}/alone")
+    assert alone.returncode == 0, alone.stdout
+    servers = hosts(*places)
+    logs = tmp_path / "elastic" / "logs"
+    job = start_launcher(
+        "--backend=ssh", f"--hosts={','.join(places)}", f"--ssh_command={servers.command()}", "--min_workers=3",
+        "--connect_timeout=3", "--env=CUDA_VISIBLE_DEVICES", *flags, f"--model_dir={tmp_path}/elastic",
+        module="launcher.launch",
+    )  # fmt: skip
+
+    def trains(workers):
+        """Whether the newest attempt has so many workers and has done a step."""
+        began = re.findall(r"attempt (\d+): starting (\d+) worker", job.stdout)
+        log = logs / f"attempt_{began[-1][0]}" / "worker_0.log" if began else logs
+        return bool(began) and int(began[-1][1]) == workers and log.exists() and "\nstep " in log.read_text()
+
+    job.wait_until(lambda: trains(8), timeout=180)
+    servers.stop(places[6])
+    job.wait_until(lambda: trains(7), timeout=180)
+    servers.stop(places[1])
+    servers.stop(places[3])
+    job.wait_until(lambda: trains(5), timeout=180)
+    servers.start(places[1], places[3], places[6])
+    finished = job.wait(300)
+    assert finished.returncode == 0, finished.stdout
+    assert "more hosts are there" in finished.stdout
+    assert trains(8)
+    (losses, weights), (expected_losses, expected) = (trained(tmp_path / name, steps) for name in ("elastic", "alone"))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(weights[name], value, rtol=0, atol=1e-5, err_msg=name)

@@ -39,7 +39,7 @@ def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     assert for_three.plan.recipe.global_batch_size == alone.plan.recipe.global_batch_size
     assert for_three.plan.microbatch_size * 3 == alone.plan.microbatch_size
     assert not any("microbatches" in note for note in alone.plan.notes)
-    assert "1 of 3 workers are there, for the same global batch: train.microbatches = 6" in for_three.plan.notes[-1]
+    assert "1 of 3 workers are there, for the same global batch: 6 microbatches a replica" in for_three.plan.notes[-1]
     for made in (alone, for_three):
         small_run.train(made)
     expected, found = small_run.state_copies(alone), small_run.state_copies(for_three)
@@ -68,11 +68,8 @@ def test_workers_of_which_some_are_missing_have_all_examples_once_in_pieces_as_b
                     rows=rows if n == here else 0) for n in (full, here)]  # fmt: skip
     data = RandomAccessData(train=ArrayExamples({"x": np.arange(40), "weight": np.arange(40) + 1.0}))
     whole = np.concatenate([part["x"] for part in data.train_batches(shards[0]).take(2 * full).as_numpy_iterator()])
-    found = [
-        list(share_of_host(data.train_batches, full, dataclasses.replace(shards[1], first_replica=worker, local_replicas=1))
-             .take(2).as_numpy_iterator())
-        for worker in range(here)
-    ]  # fmt: skip
+    of_workers = [dataclasses.replace(shards[1], first_replica=worker, local_replicas=1) for worker in range(here)]
+    found = [list(share_of_host(data.train_batches, full, one).take(2).as_numpy_iterator()) for one in of_workers]
     for step in range(2):
         stream = {key: np.concatenate([batches[step][key] for batches in found]) for key in ("x", "weight")}
         np.testing.assert_array_equal(stream["x"][:size], whole[step * size :][:size])

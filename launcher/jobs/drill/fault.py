@@ -29,6 +29,7 @@ _WORDS = {
     CORRUPT: "SIGKILL to worker {}, and damage to the newest checkpoint before the restart",
     drill.EXCEPTION: "an exception in worker {}",
     drill.STUCK: "worker {} blocks for ever between two steps, which is for the stall timeout to notice",
+    drill.FLIP_BIT: "worker {} computes a wrong bit, which is for train.replay_every to notice",
     drill.DISK_FULL: "the next checkpoint of worker {} finds the disk full, once",
 }
 

@@ -10,7 +10,7 @@ from launcher.jobs.job import Job
 from launcher.worker import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
-KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT)
+KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT, drill.FLIP_BIT)
 FLAGS = {
     "drill": (
         flags.DEFINE_enum, None, KINDS,

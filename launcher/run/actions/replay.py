@@ -1,0 +1,79 @@
+"""Silent corruption: the gradients of a step computed twice, and their bits compared on every replica."""
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from launcher.errors import MachineError, PeerError, UsageError
+from launcher.reporting.units import first
+from launcher.run.actions.base import Action, Phase
+from launcher.run.plan import RunPlan
+from launcher.step.trainer import Trainer
+from launcher.step.workers import on_replicas
+from launcher.worker import drill
+
+
+class ReplaySteps(Action):
+    """After every `every`-th step, runs a batch's forward and backward pass twice and compares the gradients' bits.
+
+    A device that computes the same twice with different bits is broken, which nothing else shows. All workers stop
+    with exit code 75 then, and the broken one alone says that it is; the supervisor names it and starts all again.
+
+    Raises:
+      UsageError: two passes could not be compared here.
+    """
+
+    def __init__(self, trainer: Trainer, plan: RunPlan, *, is_engine: bool):
+        every, data, cluster = plan.recipe.replay_every, plan.data, plan.cluster
+        _check(plan, is_engine)
+        self._trainer, self._data, self._every, self._cluster = trainer, data, every, cluster
+        self._checksums = on_replicas(trainer.strategy, trainer.replica_step.checksums)
+        self._batches: Iterator | None = None
+        self._compared = False
+
+    def steps_until_due(self, step: int) -> int:
+        return self._every - step % self._every
+
+    def after_steps(self, step: int, phase: Phase) -> None:
+        if step % self._every:
+            return
+        with phase("train" if self._compared else "compile"):
+            if self._batches is None:
+                self._batches = self._trainer.batches_at_home(self._data, max(0, step // self._every - 1))
+            batch = next(self._batches)
+            before, again = self._of(batch, 0), self._of(batch, int(drill.flips_bit()))
+        self._compared = True
+        broken = [replica for replica, same in enumerate((before == again).all(axis=(1, 2))) if not same]
+        if not broken:
+            return
+        each = len(before) // self._cluster.num_workers
+        workers = sorted({replica // each for replica in broken})
+        paths = [weight.path for weight in self._trainer.model.trainable_variables]
+        differ = (before != again).any(axis=(0, 2))
+        what = f"the gradients of {first([path for path, one in zip(paths, differ, strict=True) if one])}"
+        if self._cluster.index in workers:
+            mine = ", ".join(str(one) for one in broken if one // each == self._cluster.index)
+            where = f"replica {mine} on {socket.gethostname()}"
+            raise MachineError(
+                f"{where} computed {what} twice with different bits, after step {step}: "
+                "a device, memory or power supply there is broken; take the host out of the job and test it"
+            )
+        raise PeerError(f"worker {first([str(one) for one in workers])} computed {what} twice with different bits")
+
+    def _of(self, batch: Any, flip: int) -> Any:
+        table = self._checksums(batch, tf.constant(flip, tf.int64))
+        return self._trainer.strategy.experimental_local_results(table)[0].numpy()
+
+
+def _check(plan: RunPlan, is_engine: bool) -> None:
+    asked = f"train.replay_every = {plan.recipe.replay_every}"
+    if is_engine or plan.recipe.task.step_assigns is not None:
+        raise UsageError(f"{asked}: for steps of our own on TensorFlow's engine; leave it out with others")
+    if getattr(plan.data, "reads_once", False):
+        raise UsageError(f"{asked}: the generator has no batch twice; leave it out, or give other data")
+    if plan.strategy.accelerator == "gpu" and not plan.deterministic:
+        raise UsageError(
+            f"{asked}: the order of sums on a GPU depends on time, so that any two passes differ; add --deterministic"
+        )
