@@ -6,6 +6,7 @@ standard input and output. When the input closes, or nothing is heard for ten se
 
 import contextlib
 import dataclasses
+import json
 import os
 import platform
 import shutil
@@ -25,7 +26,7 @@ from launcher.jobs import guard, protocol
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
-from launcher.jobs.transports import AGENT, NO_INPUT
+from launcher.jobs.transports import AGENT, NO_INPUT, PLACE
 from launcher.machine.ports import free_ports
 
 _TURN_SECONDS = 0.05
@@ -150,6 +151,7 @@ class Agent:
                 "python": platform.python_version(),
                 "host": socket.gethostname(),
                 "gpus": self._backend.num_gpus,
+                "place": json.loads(self._environ.get(PLACE, "{}")),
             }
         )
 

@@ -15,6 +15,7 @@ from launcher.jobs import kubernetes, private_network, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole
+from launcher.jobs.ray_nodes import Ray
 from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
@@ -269,6 +270,11 @@ KINDS: Mapping[str, Kind] = {
         "on the nodes of the Slurm job that this runs in",
         lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
         _SLURM_FLAGS,
+    ),
+    "ray": _on_hosts(
+        "on nodes of a Ray cluster, one each",
+        lambda options: Ray(options.workers or 1, options.ray_resources),
+        {"ray_resources": (flags.DEFINE_string, "CPU=1", "What Ray keeps for a worker, such as CPU=8,GPU=4.")},
     ),
     "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
     "tpu_vm": Kind(

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import subprocess
 import threading
 import time
@@ -29,6 +30,7 @@ class Connection:
       hello: what else the agent is told first.
 
     Attributes:
+      host: with the name and the address that the agent has for it, if it has.
       facts: what the agent said of itself; None before it did.
       lost: why nothing more comes, such as "the connection to a ended (…)"; "" while something may.
       exit_code: of the process, once `lost`.
@@ -104,6 +106,7 @@ class Connection:
         for message in messages:
             if message["is"] in ("hello", "refused"):
                 self.facts = message
+                self.host = dataclasses.replace(self.host, **message.get("place", {}))
         if self._incoming.is_closed and not self.lost:
             self._end_process()
             said = last_words(self.stderr) if any(self.stderr) else f"exit code {self.exit_code}"

@@ -182,7 +182,7 @@ class RemoteBackend:
             self._answers[connection, message["is"]] = dict(message)
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
-        addresses = [f"{seat.remote.host.address}:{seat.port}" for seat in seats]
+        addresses = [f"{(seat.remote.connection or seat.remote).host.address}:{seat.port}" for seat in seats]
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self.job.workers:
             common[elastic.FULL_WORKERS] = str(self.job.workers)

@@ -174,7 +174,8 @@ class RemoteHosts:
                 return
             if refusal.is_mistake and is_first:
                 raise UsageError(refusal.message)
-            if remote.refusal is None and not refusal.is_mistake:
+            is_new = remote.refusal is None and all(other.refusal != refusal for other in self.all)
+            if is_new and not refusal.is_mistake:
                 self.console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
             remote.refusal = refusal
             remote.retry_at = time.monotonic() + retry_seconds

@@ -11,6 +11,7 @@ from typing import Protocol
 from launcher.errors import UsageError
 
 AGENT = "LAUNCHER_AGENT"
+PLACE = "LAUNCHER_PLACE"  # what an agent tells of its host, where the transport learns it there
 NO_INPUT = "the connection has ended"
 
 # Nothing that a program could take for an option.
