@@ -194,7 +194,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
 
 def _on_event(command: str | None) -> tuple[str, ...]:
     words = () if command is None else transports.split("on_event", command, "leave it out, or give a command")
-    if words and (missing := transports.missing(words[0], "install it, or give its whole path")):
+    if missing := words and transports.missing(words[0], "install it, or give its whole path"):
         raise UsageError(f"--on_event={command}: {missing}")
     return words
 

@@ -19,8 +19,6 @@ _LEAST_MEMORY = _GIB
 _LITTLE_MEMORY = 2 * _GIB
 # Each worker holds connections to all others, and the files of a data set's shards: ImageNet has 1,024.
 _FEW_FILES = 4096
-# TensorFlow, NCCL and input pipelines start some threads for each core and for each device.
-_FEW_PROCESSES = 1024
 # As NVIDIA's containers ask for (NCCL's guide to troubleshooting, "Shared memory": --shm-size=1g).
 _LITTLE_SHARED_MEMORY = _GIB
 
@@ -124,12 +122,6 @@ def memory(context: Context) -> Iterator[Finding]:
         if limit < total:
             usable = min(usable, limit - used)
             seen += f"; the container's limit is {limit / _GIB:.1f} GiB, {max(0, limit - used) / _GIB:.1f} of it free"
-    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if address_space != resource.RLIM_INFINITY:
-        yield warn(
-            f"ulimit -v is {address_space / _GIB:.1f} GiB, and TensorFlow reserves many more addresses",
-            "ulimit -v unlimited",
-        )
     if usable < _LEAST_MEMORY:
         yield fail(seen, "TensorFlow alone takes 1 GiB: end other programs, or raise the container's limit")
     elif usable < _LITTLE_MEMORY:
@@ -160,7 +152,7 @@ def _reclaimable(context: Context, folder: str) -> int:
     return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
 
 
-@check("limits on files, processes, file size, locked memory")
+@check("limits on files, their size and locked memory")
 def open_files(context: Context) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{_count(soft)} may be open at once (ulimit -n; {_count(hard)} at most)"
@@ -168,17 +160,8 @@ def open_files(context: Context) -> Iterator[Finding]:
     higher = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     raise_hard = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     yield warn(seen, "ulimit -n 65536" if higher else raise_hard) if few else ok(seen)
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if processes != resource.RLIM_INFINITY and processes < _FEW_PROCESSES:
-        yield warn(
-            f"{processes:,} processes and threads for this user (ulimit -u)",
-            "TensorFlow starts hundreds of threads on large machines: ulimit -u 65536",
-        )
-    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if size != resource.RLIM_INFINITY:
-        yield warn(
-            f"no file may be above {size / _MIB:,.0f} MiB (ulimit -f), nor may a checkpoint", "ulimit -f unlimited"
-        )
+    if (size := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
+        yield warn(f"no checkpoint may be above {size / _MIB:,.0f} MiB (ulimit -f)", "ulimit -f unlimited")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():
         yield warn(

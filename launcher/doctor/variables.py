@@ -1,8 +1,7 @@
-"""Environment variables and settings in the home directory that change what Keras and TensorFlow do."""
+"""Environment variables that change what Keras and TensorFlow do."""
 
 import ipaddress
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,9 @@ _KNOWN = json.loads(Path(__file__).with_name("variables.json").read_text("utf-8"
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
-@check("environment variables and keras.json that get in the way")
+@check("environment variables that get in the way")
 def variables(context: Context) -> Iterator[Finding]:
-    findings = [*_mistakes(context.environ), *_proxies(context), *_keras_json(context.environ)]
+    findings = [*_mistakes(context.environ), *_proxies(context)]
     yield from findings or [ok("none that gets in the way")]
 
 
@@ -58,21 +57,3 @@ def _is_exempt(host: str, exempt: str) -> bool:
         return ipaddress.ip_address(host) in ipaddress.ip_network(exempt, strict=False)
     except ValueError:
         return False
-
-
-def _keras_json(environ: Mapping[str, str]) -> Iterator[Finding]:
-    path = Path(environ.get("KERAS_HOME") or os.path.expanduser("~/.keras"), "keras.json")
-    try:
-        settings = json.loads(path.read_text("utf-8"))
-    except OSError:
-        return
-    except ValueError:
-        settings = None
-    if not isinstance(settings, dict):
-        yield fail(f"{path} is not a JSON object, and Keras reads it at its import", f"delete {path}")
-        return
-    for name, usual in (("floatx", "float32"), ("image_data_format", "channels_last")):
-        value = settings.get(name, usual)
-        if value != usual:
-            seen = f"{path} has {name} = {value!r}: every model of this user is built so"
-            yield warn(seen, f"set {name} to {usual!r} there, or delete the file")

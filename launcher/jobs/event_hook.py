@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from launcher.jobs.transports import last_words
+
 _LONGEST_SECONDS = 30.0
 
 
@@ -32,21 +34,13 @@ class EventHook:
             thread.join()
 
     def _run(self, text: str) -> None:
+        # A session of its own: what interrupts the job is not to interrupt the news of it.
+        options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "start_new_session": True}
         try:
-            # A session of its own: what interrupts the job is not to interrupt the news of it.
-            done = subprocess.run(
-                self._command,
-                input=text + "\n",
-                text=True,
-                errors="replace",
-                timeout=_LONGEST_SECONDS,
-                capture_output=True,
-                start_new_session=True,
-                check=False,
-            )
+            done = subprocess.run(self._command, input=text, timeout=_LONGEST_SECONDS, check=False, **options)
         except (OSError, subprocess.TimeoutExpired) as error:
             self._note(f"--on_event: {getattr(error, 'strerror', None) or error}")
             return
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            self._note(f"--on_event ended with exit code {done.returncode} ({said[0] if said else 'it said nothing'})")
+            said = last_words((done.stderr or done.stdout).splitlines())
+            self._note(f"--on_event ended with exit code {done.returncode} ({said})")

@@ -39,14 +39,10 @@ FLAGS: Mapping[str, Any] = {
     "resources": (
         flags.DEFINE_list, [], "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8."
     ),
-    "node_selector": (
-        flags.DEFINE_list, [],
-        "Labels of the nodes, such as cloud.google.com/gke-tpu-topology=2x4 (with --resources=google.com/tpu=8).",
-    ),
     "overlay": (
         flags.DEFINE_string, None,
         "YAML file that is laid over the JobSet (keys metadata, spec) and over its pods (pod: metadata, spec): labels, "
-        "tolerations, secrets, further volumes.",
+        "selectors of nodes, tolerations, secrets, further volumes.",
     ),
 }  # fmt: skip
 
@@ -58,7 +54,6 @@ _LABEL_LENGTH = 63
 _RANDOM_SUFFIX_LENGTH = len("-abcde")  # which Kubernetes adds to a pod's name
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
-_WORD = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _DRY_RUN = "--dry_run"
 _TPU = "google.com/tpu"
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")
@@ -73,7 +68,6 @@ class Pods:
     namespace: str
     volume_claim: str
     resources: Mapping[str, str]
-    node_selector: Mapping[str, str]
     overlay: Mapping[str, Any]
 
 
@@ -93,7 +87,7 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
     longest = len(f"{name}-{_REPLICATED_JOB}-0-{job.workers - 1}") + _RANDOM_SUFFIX_LENGTH
     if longest > _LABEL_LENGTH:
         raise UsageError(f"--job_name={name}: pod names of {longest} characters, more than {_LABEL_LENGTH}; shorten it")
-    resources = _pairs("resources", options.resources, _QUANTITY, "cpu=8,memory=64Gi,nvidia.com/gpu=8")
+    resources = _quantities(options.resources)
     if _TPU in resources and job.workers > 1:
         raise UsageError(
             f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
@@ -105,7 +99,6 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
         namespace=options.namespace or "",
         volume_claim=options.volume_claim,
         resources=resources,
-        node_selector=_pairs("node_selector", options.node_selector, _WORD, "cloud.google.com/gke-tpu-topology=2x4"),
         overlay=_read_overlay(options.overlay) if options.overlay else {},
     )
 
@@ -160,7 +153,6 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
         "hopeless": [EXIT_USAGE, EXIT_FAILED],
         "preempted": [EXIT_PREEMPTED],
         "grace_seconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
-        "node_selector": dict(where.node_selector),
         "image": where.image,
         "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
         "port": DEFAULT_PORT,
@@ -225,11 +217,11 @@ def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def _pairs(flag: str, items: Sequence[str], values: re.Pattern[str], example: str) -> dict[str, str]:
+def _quantities(items: Sequence[str]) -> dict[str, str]:
     found = {}
     for item in items:
         name, separator, value = item.partition("=")
-        if not (separator and _KEY.fullmatch(name) and values.fullmatch(value)):
-            raise UsageError(f"--{flag}: {item!r} is not NAME=VALUE as in --{flag}={example}")
+        if not (separator and _KEY.fullmatch(name) and _QUANTITY.fullmatch(value)):
+            raise UsageError(f"--resources: {item!r} is not NAME=VALUE as in cpu=8,memory=64Gi,nvidia.com/gpu=8")
         found[name] = value
     return found

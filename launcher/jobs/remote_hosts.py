@@ -100,7 +100,7 @@ class RemoteHosts:
             now = time.monotonic()
             for remote in waiting:
                 may_try = remote.refusal is None or now < deadline
-                self._pursue(remote, timeout_seconds, is_first=is_first, may_try=may_try)
+                self._pursue(remote, timeout_seconds, _RETRY_SECONDS, is_first=is_first, may_try=may_try)
             if self.slots_there >= wanted and all(remote.refusal for remote in waiting):
                 break
             under_way = any(remote.connection is not None for remote in waiting)
@@ -120,7 +120,7 @@ class RemoteHosts:
         """Goes on connecting to the hosts that could not be connected, each `seconds` after its last refusal."""
         for remote in self._missing():
             if remote.refusal is not None:
-                self._pursue(remote, seconds, is_first=False, may_try=True, retry_seconds=seconds)
+                self._pursue(remote, seconds, seconds, is_first=False, may_try=True)
 
     def wait(self, timeout_seconds: float) -> None:
         """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
@@ -158,15 +158,7 @@ class RemoteHosts:
             for connection in self._connections():
                 connection.send({"do": "ping"})
 
-    def _pursue(
-        self,
-        remote: RemoteHost,
-        timeout_seconds: float,
-        *,
-        is_first: bool,
-        may_try: bool,
-        retry_seconds: float = _RETRY_SECONDS,
-    ) -> None:
+    def _pursue(self, remote: RemoteHost, seconds: float, retry: float, *, is_first: bool, may_try: bool) -> None:
         """Sees what has become of an attempt to connect, or makes the next one."""
         if remote.connection is not None:
             refusal = self._refusal(remote.connection)
@@ -176,9 +168,9 @@ class RemoteHosts:
                 raise UsageError(refusal.message)
             is_new = remote.refusal is None and all(other.refusal != refusal for other in self.all)
             if is_new and not refusal.is_mistake:
-                self.console.note(f"{refusal.message}; trying for {timeout_seconds:g} s")
+                self.console.note(f"{refusal.message}; trying for {seconds:g} s")
             remote.refusal = refusal
-            remote.retry_at = time.monotonic() + retry_seconds
+            remote.retry_at = time.monotonic() + retry
             self._drop(remote, refusal.message)
         if may_try and time.monotonic() >= remote.retry_at:
             mark = f"{self.identity}-{remote.number}-{len(remote.marks)}"

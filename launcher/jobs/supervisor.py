@@ -216,8 +216,7 @@ class Supervisor:
         if self._more_since is not None and now < self._asked_for_step + _SAVED_SECONDS:
             return False
         self._asked_for_step, step = now, self._folder.newest_step()
-        if self._more_since is None:
-            self._more_since = step
+        self._more_since = step if self._more_since is None else self._more_since
         return step > self._more_since
 
     def _turn(self, workers: Sequence[Worker]) -> None:
@@ -356,20 +355,18 @@ class Supervisor:
     def _tell(self, verdict: Verdict, restarts: Restarts) -> None:
         """Tells the command of --on_event what becomes of the job; "text" is what chats show."""
         error = self._first_error.headline if self._first_error and verdict.cause else None
-        what = {Decision.RESTART: "restarts"}.get(verdict.action, f"ended ({verdict.action.value})")
+        what = f"{verdict.action.value} at step {max(0, self._step)}"
         event = {
             "event": "restart" if verdict.action is Decision.RESTART else "end",
-            "text": f"{self._job.model_dir} {what} at step {max(0, self._step)}{(error and f': {error}') or ''}",
+            "text": f"{self._job.model_dir}: {what}" + (f": {error}" if error else ""),
             "model_dir": self._job.model_dir,
-            "job": self._job.identity,
             "attempts": self._attempts,
             "restarts": restarts.total,
             "step": max(0, self._step),
             "exit_code": verdict.exit_code,
             "error": error,
-            "time": time.time(),
         }
-        self._hook.tell(event)
+        self._hook.tell({**event, "time": time.time()})
 
     def _stopped_between(self, verdict: Verdict | None = None) -> Verdict:
         """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""

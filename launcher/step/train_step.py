@@ -219,8 +219,7 @@ class ReplicaStep:
         Returns:
           float32 [replicas, trained variables, 2], the same on every replica; whole numbers below 2**16.
         """
-        counters = self._counters
-        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
+        scale, step = map(tf.convert_to_tensor, (self._counters.scale.scale, self._counters.step))
         found = self._pass(batch, scale, step).gradients
         sums = tf.stack([tf.reduce_sum(tf.cast(tf.bitcast(one, tf.int32), tf.int64)) for one in found])
         sums += flip * tf.one_hot(0, len(found), dtype=tf.int64)

@@ -144,26 +144,9 @@ def test_a_package_that_is_missing_is_found_by_pip_itself(tmp_path):
     ],
 )
 def test_variables_that_get_in_the_way(name, value, status, tmp_path):
-    found = only(variables.variables(Context(environ={name: value, "KERAS_HOME": str(tmp_path)})))
+    found = only(variables.variables(Context(environ={name: value})))
     assert found.status == status
     assert status == "ok" or name in found.seen
-
-
-@pytest.mark.parametrize(
-    ("content", "status", "said"),
-    [
-        ('{"floatx": "float32", "backend": "jax"}', "ok", ""),
-        ('{"floatx": "float16"}', "warn", "float16"),
-        ('{"image_data_format": "channels_first"}', "warn", "channels_first"),
-        ("{", "fail", "delete"),
-        ("[]", "fail", "delete"),
-    ],
-)
-def test_settings_that_keras_reads_at_its_import(content, status, said, tmp_path):
-    (tmp_path / "keras.json").write_text(content)
-    found = only(variables.variables(Context(environ={"KERAS_HOME": str(tmp_path)})))
-    assert found.status == status
-    assert said in f"{found.seen} {found.fix}"
 
 
 @pytest.mark.parametrize("name", ["grpc_proxy", "https_proxy", "http_proxy"])
@@ -171,7 +154,7 @@ def test_a_proxy_between_workers_fails_unless_no_proxy_names_them(name, tmp_path
     def found(*hosts, **more):
         workers = json.dumps([f"{host}:1" for host in hosts])
         config = f'{{"cluster": {{"worker": {workers}}}, "task": {{"type": "worker", "index": 0}}}}'
-        environ = {"KERAS_HOME": str(tmp_path), name: "http://proxy:3128", "TF_CONFIG": config, **more}
+        environ = {name: "http://proxy:3128", "TF_CONFIG": config, **more}
         return only(variables.variables(Context(environ=environ)))
 
     hidden = found("a.lan", "b.lan")

@@ -29,7 +29,7 @@ def test_a_restart_and_the_end_are_told(run_job, keeping):
         1,
         "worker 1 ended with exit code 9",
     )
-    assert restart["text"].endswith(f"restarts at step {restart['step']}: worker 1 ended with exit code 9")
+    assert restart["text"].endswith(f"restarted at step {restart['step']}: worker 1 ended with exit code 9")
     assert (end["event"], end["exit_code"], end["restarts"], end["error"]) == ("end", 0, 1, None)
 
 

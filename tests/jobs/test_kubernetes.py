@@ -228,13 +228,12 @@ def test_the_claim_is_mounted_where_model_dir_is(render):
     assert pod_of(render("--model_dir=/runs"))["containers"][0]["volumeMounts"][0]["mountPath"] == "/runs"
 
 
-def test_resources_and_nodes_are_what_was_asked_for(render):
-    manifest = render("--resources=cpu=8,memory=64Gi,nvidia.com/gpu=4", "--node_selector=pool=gpus", "--namespace=ml")
+def test_resources_are_what_was_asked_for(render):
+    manifest = render("--resources=cpu=8,memory=64Gi,nvidia.com/gpu=4", "--namespace=ml")
     assert container_of(manifest)["resources"] == {
         "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"},
         "limits": {"memory": "64Gi", "nvidia.com/gpu": "4"},
     }
-    assert pod_of(manifest)["nodeSelector"] == {"pool": "gpus"}
     assert manifest["metadata"] == {"name": "resnet-cpu", "namespace": "ml"}
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container_of(manifest)["volumeMounts"]
 
@@ -294,6 +293,7 @@ pod:
     serviceAccountName: trainer
     imagePullSecrets: [{name: registry}]
     priorityClassName: high
+    nodeSelector: {pool: gpus}
     tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
     volumes:
     - {name: data, persistentVolumeClaim: {claimName: data}}
@@ -320,7 +320,7 @@ def test_an_overlay_adds_to_the_jobset_and_its_pods_and_replaces_what_has_its_na
     assert manifest["metadata"] == {**plain["metadata"], **wanted["metadata"]}
     assert manifest["spec"]["ttlSecondsAfterFinished"] == 3600
     assert job_of(manifest)["template"]["metadata"] == {"labels": {"team": "vision"}}
-    for name in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "tolerations"):
+    for name in ("serviceAccountName", "imagePullSecrets", "priorityClassName", "nodeSelector", "tolerations"):
         assert pod_of(manifest)[name] == wanted["pod"]["spec"][name]
     volumes = {one["name"]: one for one in pod_of(manifest)["volumes"]}
     assert volumes["shared-memory"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}

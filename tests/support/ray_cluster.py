@@ -1,4 +1,4 @@
-"""A real Ray on this machine while tests need it: nodes on loopback addresses, each of one CPU, the first with the head."""
+"""A real Ray on this machine while tests need it: nodes of one CPU on loopback addresses, the first with the head."""
 
 from __future__ import annotations
 
