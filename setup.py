@@ -115,6 +115,7 @@ setup(
         "text": TEXT,
         "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
         "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
+        "ray": ["ray[default]>=2.40"],  # --backend=ray
         "preflight": PREFLIGHT,
         "gpu_preflight": GPU_PREFLIGHT,
         "test": [

@@ -25,7 +25,7 @@ class EventHook:
 
     def tell(self, event: Mapping[str, Any]) -> None:
         if self._command:
-            self._running.append(threading.Thread(target=self._run, args=(json.dumps(event),), daemon=True))
+            self._running.append(threading.Thread(target=self._run, args=(json.dumps(event) + "\n",), daemon=True))
             self._running[-1].start()
 
     def close(self) -> None:

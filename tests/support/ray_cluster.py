@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -57,11 +58,13 @@ class RayCluster:
 
     def free_cpus(self) -> float:
         """What no placement group and no actor has."""
-        program = "import ray; ray.init(logging_level='ERROR', log_to_driver=False); print(ray.available_resources().get('CPU', 0))"
-        environ = {**os.environ, "RAY_ADDRESS": self.address}
-        return float(
-            subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True).stdout
+        program = (
+            "import ray; ray.init(logging_level='ERROR', log_to_driver=False); "
+            "print('free', ray.available_resources().get('CPU', 0))"
         )
+        environ = {**os.environ, "RAY_ADDRESS": self.address}
+        done = subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True, text=True)
+        return float(re.search(r"^free (.*)$", done.stdout, re.MULTILINE)[1])  # among what Ray says of lost nodes
 
     def close(self) -> None:
         for address in reversed(list(self._nodes)):
