@@ -113,7 +113,8 @@ def measured(command: list[str]) -> dict[str, Any]:
 
 def processor() -> str:
     """Its name and number of cores that may be used."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").open() if line.startswith("model name")]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{next(iter(names), 'unknown')}, {len(os.sched_getaffinity(0))} cores"
 
 

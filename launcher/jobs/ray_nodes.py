@@ -64,7 +64,7 @@ class _Program:
         address = ray.util.get_node_ip_address()
         environ = {**os.environ, PLACE: json.dumps({"name": f"ray node {address}", "address": address})}
         pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self._process = subprocess.Popen(command, bufsize=0, env=environ, start_new_session=True, **pipes)
+        self._process: Any = subprocess.Popen(command, bufsize=0, env=environ, start_new_session=True, **pipes)
 
     def talk(self, said: bytes) -> tuple[bytes, bytes, int | None]:
         """Tells it something; what it has printed meanwhile, at the end its exit code."""

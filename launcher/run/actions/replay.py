@@ -26,10 +26,10 @@ class ReplaySteps(Action):
     """
 
     def __init__(self, trainer: Trainer, plan: RunPlan, *, is_engine: bool):
-        every, data, cluster = plan.recipe.replay_every, plan.data, plan.cluster
         _check(plan, is_engine)
-        self._trainer, self._data, self._every, self._cluster = trainer, data, every, cluster
-        self._checksums = on_replicas(trainer.strategy, trainer.replica_step.checksums)
+        step: Any = trainer.replica_step  # one of ours, as `_check` has seen to
+        self._trainer, self._data, self._cluster = trainer, plan.data, plan.cluster
+        self._every, self._checksums = plan.recipe.replay_every, on_replicas(trainer.strategy, step.checksums)
         self._batches: Iterator | None = None
         self._compared = False
 
