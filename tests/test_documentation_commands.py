@@ -29,7 +29,7 @@ PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROO
 
 # Of what is not the launcher's: what no test can run here, and why.
 CANNOT_RUN = {
-    r"(gcloud|kubectl|docker|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs hosts or a cluster",
+    r"(gcloud|kubectl|docker|ray|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs a cluster",
     r"(git clone|pip (install|wheel)|python -m venv|cd) |(\.|source) \S+/activate$": "sets a machine up, by network",
     r"python -m launcher\.data\.prepare ": "downloads data",
     r"curl http://127": "asks a run that goes on",
@@ -39,7 +39,7 @@ CANNOT_RUN = {
 }
 # Of the launcher's own: what is only planned here (--dry_run), and why.
 ONLY_PLANNED = {
-    r"--backend=(ssh|exec|slurm|kubernetes|tpu_vm|member)": "needs hosts",
+    r"--backend=(ssh|exec|slurm|ray|kubernetes|tpu_vm|member)": "needs hosts",
     r"\w+_(gpu|tpu|multiworker|wmt)\.gin": "needs accelerators and large data",
     r"(fashion|help|guide_mlp|table1)\.gin": "needs data that is downloaded",
     r"=(/shared/|gs://)": "needs storage that hosts share",

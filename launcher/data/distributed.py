@@ -84,12 +84,11 @@ def share_of_host(make: Callable[[Shard], tf.data.Dataset], hosts: int, shard: S
     ]
     places = tf.range(begin, end)
     taken = tf.minimum(places, shard.global_batch_size - 1) - first * share
-    real = tf.cast(places < shard.global_batch_size, tf.float32)
 
     @no_autograph
     def of_replicas(*batches: Batch) -> Batch:
         whole = {key: tf.gather(tf.concat([one[key] for one in batches], 0), taken) for key in batches[0]}
-        whole[WEIGHT] *= real
+        whole[WEIGHT] *= tf.cast(places < shard.global_batch_size, tf.float32)
         return {key: tf.reshape(value, [-1, rows, *value.shape[1:]]) for key, value in whole.items()}
 
     return tf.data.Dataset.zip(tuple(parts)).map(of_replicas, num_parallel_calls=1).prefetch(1).unbatch()

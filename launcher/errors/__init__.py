@@ -97,7 +97,8 @@ _SHOWN = 12
 def nearest(name: str, choices: Collection[str], *, cutoff: float = 0.6) -> str | None:
     """The choice that `name` was most likely meant to be; None if none is as near as `cutoff` (1 for the same)."""
     spelled = {choice.lower(): choice for choice in sorted(choices)}
-    found = difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
+    begun = [choice for choice in spelled if name.lower().startswith(f"{choice}_")]  # as an older name may be
+    found = begun or difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
     return spelled[found[0]] if found else None
 
 

@@ -87,6 +87,7 @@ def main(name: str, workers: str, resources: str, index: str, *command: str) -> 
         if is_set:  # Ray itself would try for minutes
             socket.create_connection((address, int(port)), _KEPT_SECONDS).close()
         ray.init("auto", namespace="launcher", logging_level="ERROR", log_to_driver=False)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ray job stop sends it to all; the supervisor lets workers save
     except (OSError, RuntimeError, ValueError) as error:
         where = f"RAY_ADDRESS={address}{is_set}{port}: {error}"
         raise UsageError(f"no Ray cluster ({where}); run this on a node of one, as ray job submit does") from None

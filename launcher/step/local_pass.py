@@ -163,8 +163,7 @@ class LocalPass:
     def _is_padding(self, microbatch: tf.Tensor | int) -> tf.Tensor | None:
         """Whether there is no real example in a microbatch; None where there is one in all of them."""
         replicas, each = num_replicas(), self._config.microbatches
-        parts = self._config.num_parts(replicas)
-        if parts == replicas * each:
+        if (parts := self._config.num_parts(replicas)) == replicas * each:
             return None
         return tf.distribute.get_replica_context().replica_id_in_sync_group * each + microbatch >= parts
 

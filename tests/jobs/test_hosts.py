@@ -103,6 +103,8 @@ def run(capsys, tmp_path, monkeypatch):
         (["--backend=exec", "--hosts=a,b", "--command=ssh a {command}"], ["ssh a {command}", "{host}", "2 hosts"]),
         (["--backend=exec", "--hosts=a", "--command=sh '{command}"], ["--command=sh '{command}: No closing quot"]),
         (["--backend=exec", "--hosts=a", "--command=/no/way {command}"], ["/no/way", "--command"]),
+        (["--backend=ray", "--hosts=a"], ["--hosts=a", "--backend=ray"]),
+        (["--ray_resources=GPU=8"], ["--ray_resources=GPU=8 needs --backend=ray"]),
         (["--hosts=a"], ["--hosts=a", "--backend=ssh or --backend=exec"]),
         (["--min_workers=1"], ["--min_workers=1", "--backend=local"]),
         (["--remote_dir=/x"], ["--remote_dir=/x", "--backend=local"]),

@@ -194,6 +194,14 @@ class TestWithRay:
         job.started.process.wait()
         eventually(lambda: not what_is_left(job, tmp_path))
 
+    def test_a_stop_that_reaches_all_processes_of_the_job_as_ray_sends_it_lets_workers_save(self, launch_on):
+        job = launch_on(on_sigterm="save", steps=10**9)
+        job.until(lambda: job.log(1, 0) and job.log(1, 1))
+        for process in [*drivers(job), psutil.Process(job.started.process.pid)]:
+            process.terminate()
+        done = job.wait()
+        assert done.returncode == 42 and "saved at step" in done.stdout, done.stdout + done.stderr
+
     def test_more_workers_than_nodes_are_waited_for_with_what_there_is(self, launch_on):
         job = launch_on("--connect_timeout=1", workers=3)
         done = job.wait()

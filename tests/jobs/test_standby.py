@@ -102,7 +102,7 @@ def test_a_spare_has_what_recipes_name_and_no_device():
     assert done.stdout == "True False\n"
 
 
-@pytest.mark.parametrize("backend", ["member", "ssh", "slurm", "kubernetes", "tpu_vm"])
+@pytest.mark.parametrize("backend", ["member", "ssh", "slurm", "ray", "kubernetes", "tpu_vm"])
 def test_spares_are_for_workers_of_this_host(capsys, backend):
     assert entry.main(["launch", f"--backend={backend}", "--standby", "--gin_file=x.gin"]) == 64
     said = f"error: --standby=True needs --backend=local; this is --backend={backend}\n"
