@@ -52,6 +52,7 @@ def test_a_run_on_a_driven_host_outlives_it_and_ends_as_a_run_at_home(start_laun
     host.send(signal.SIGKILL)
     lost = driving.wait()
     assert lost.returncode == 75, lost.stderr
+    assert (tmp_path / "run" / "summary.json").exists(), f"{lost.stdout}\n{lost.stderr}"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["exit_code"]) == ("failed", 75)
     step, _ = saved()
