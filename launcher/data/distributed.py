@@ -75,8 +75,7 @@ def share_of_host(make: Callable[[Shard], tf.data.Dataset], hosts: int, shard: S
     Rows that are no host's stand at the end, copies of others with weight 0.
     """
     share, rows = shard.global_batch_size // hosts, shard.per_replica_batch_size
-    begin = shard.first_replica * rows
-    end = begin + shard.local_replicas * rows
+    begin, end = shard.first_replica * rows, (shard.first_replica + shard.local_replicas) * rows
     first, last = min(begin // share, hosts - 1), min(-(-end // share), hosts)
     parts = [
         make(dataclasses.replace(shard, num_replicas=hosts, first_replica=host, local_replicas=1, rows=0))

@@ -75,6 +75,8 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
     """Reads and checks the flags."""
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
+    if job.on_event:
+        raise UsageError("--on_event: no one supervisor sees a job of pods, each has its own; leave it out")
     if not options.volume_claim:
         raise UsageError("--volume_claim is missing: name a ReadWriteMany claim, for the parent folder of --model_dir")
     if not PurePosixPath(job.model_dir).is_absolute():

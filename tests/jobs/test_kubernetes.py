@@ -268,6 +268,7 @@ def test_the_schema_refuses_a_field_that_nobody_reads(render, validator, path):
     [
         (["--image="], ["--image"]),
         (["--volume_claim="], ["--volume_claim"]),
+        (["--on_event=cat"], ["--on_event"]),
         (["--model_dir=runs/x"], ["--model_dir=runs/x"]),
         (["--job_name=My_Job"], ["--job_name=My_Job"]),
         (["--job_name=" + "a" * 50], ["63"]),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from launcher import main as entry
+from launcher.errors import UsageError
+from launcher.run.actions import replay
 
 RECIPE = """
 include 'base/images.gin'
@@ -49,7 +53,28 @@ def test_one_flipped_bit_ends_the_run_and_names_the_replica_and_the_layer(recipe
     assert "Traceback" not in said
 
 
-def test_what_cannot_be_repeated_is_refused(recipe, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("accelerator", "is_engine", "steps", "reads_once", "said"),
+    [
+        ("gpu", False, None, False, "add --deterministic"),
+        ("cpu", True, None, False, "TensorFlow's engine"),
+        ("cpu", False, (), False, "TensorFlow's engine"),
+        ("cpu", False, None, True, "no batch twice"),
+        ("cpu", False, None, False, ""),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(accelerator, is_engine, steps, reads_once, said):
+    plan = SimpleNamespace(
+        recipe=SimpleNamespace(replay_every=3, task=SimpleNamespace(step_assigns=steps)),
+        data=SimpleNamespace(reads_once=reads_once),
+        strategy=SimpleNamespace(accelerator=accelerator),
+        deterministic=False,
+    )
+    with pytest.raises(UsageError, match=said) if said else contextlib.nullcontext():
+        replay._check(plan, is_engine)
+
+
+def test_a_number_below_zero_is_refused_before_anything_is_written(recipe, tmp_path, capsys):
     flags = (f"--model_dir={tmp_path / 'run'}", "--mode=train")
     assert entry.main(["launcher", recipe, *flags, "--gin_param=train.replay_every = -1"]) == 64
     assert "replay_every" in capsys.readouterr().err
