@@ -30,6 +30,7 @@ _RESTARTED = (
     "unknown device",
     "primary device is not remote",
     "unable to find the relevant tensor remote_handle",
+    "found to be poisoned",  # what a step on a host that was just lost was to have given
     "is neither a type of a primitive operation nor a name of a function registered",
     "unable to find a context_id matching the specified one",
     "possibly, this worker just restarted",

@@ -24,6 +24,8 @@ LOST_HOSTS = [
     ),
     tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 4, Output: 0"),
     tf.errors.InvalidArgumentError(None, None, "/job:worker/replica:0/task:1/device:TPU:0 unknown device."),
+    # tensorflow/core/common_runtime/eager/tensor_handle.cc, where a value's host was lost before it was asked for
+    tf.errors.InternalError(None, None, "Remote address looked up from remote data found to be poisoned"),
     tf.errors.NotFoundError(
         None, None, "'__inference_f_7' is neither a type of a primitive operation nor a name of a function registered"
     ),
