@@ -187,6 +187,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         grace_period_seconds=options.grace_period,
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
         on_event=_on_event(options.on_event),
+        checks_hosts=options.check_hosts,
         member=place.index if place else None,
         is_pod=place is not None and place.source == cluster.kubernetes.SOURCE,
     )

@@ -197,7 +197,7 @@ def shared_memory(context: Context) -> Iterator[Finding]:
         yield ok(f"{seen}; only NCCL between several GPUs would need more")
 
 
-@check("NVIDIA's driver, and GPU memory that others hold")
+@check("NVIDIA's driver, its errors, and GPU memory that others hold")
 def driver(context: Context) -> Iterator[Finding]:
     gpus = nvidia.ask_driver(context)
     if isinstance(gpus, Finding):
@@ -212,3 +212,4 @@ def driver(context: Context) -> Iterator[Finding]:
                 f"GPU {gpu.number} ({gpu.name}): {int(used):,} of {int(total):,} MiB are taken by other programs",
                 "nvidia-smi lists them: end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
             )
+    yield from nvidia.faults(context)

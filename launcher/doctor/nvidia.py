@@ -15,6 +15,9 @@ from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOA
 _DRIVER_SECONDS = 30.0
 _DRIVER_QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")
 _NEWEST_FIELD = "compute_cap"  # old drivers do not know it
+_FAULTS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
+_NO_FAULT = re.compile(r"0|No|\[?N/A\]?|\[Not Supported\]", re.IGNORECASE)
+_OFF_THE_BUS = re.compile(r"\): 79\b")  # which only a restart of the machine mends
 _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
@@ -60,6 +63,37 @@ def _ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
 def device_files(context: Context) -> list[str]:
     """Names in /dev of NVIDIA's GPUs."""
     return sorted(path.name for path in (context.root / "dev").glob("nvidia[0-9]*"))
+
+
+def count(context: Context) -> int:
+    """How many of NVIDIA's GPUs this process may use, by the driver's files and CUDA_VISIBLE_DEVICES."""
+    there, visible = len(device_files(context)), context.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = [one for one in (visible or "").split(",") if one.strip() not in ("", "-1")]
+    return there if visible is None else min(there, len(shown))
+
+
+def faults(context: Context) -> Iterator[Finding]:
+    """Findings on memory errors that the driver counts since it started, and on its errors (XID) in the kernel's log.
+
+    Drivers and GPUs that do not count them say so, or refuse to answer.
+    """
+    path = context.environ.get("PATH")
+    if program := shutil.which("nvidia-smi", path=path):
+        done = _ask(program, "index", *_FAULTS)
+        for number, *values in (re.split(r", *", line) for line in done.stdout.splitlines() if not done.returncode):
+            counted = zip(_FAULTS, values, strict=False)
+            if wrong := [f"{name} {value}" for name, value in counted if not _NO_FAULT.fullmatch(value)]:
+                yield fail(
+                    f"GPU {number}: {', '.join(wrong)}", "reset it (nvidia-smi -r); if it comes back, replace it"
+                )
+    if program := shutil.which("dmesg", path=path):
+        log = subprocess.run([program], capture_output=True, text=True, errors="replace", check=False).stdout
+        if told := re.findall(r"NVRM: Xid .*", log):
+            gone = [line for line in told if _OFF_THE_BUS.search(line)]
+            say = fail if gone else warn
+            yield say(
+                f"{len(told)} error(s) in the kernel's log, {(gone or told)[-1]}", "look it up in NVIDIA's list of XIDs"
+            )
 
 
 def _listed(context: Context) -> tuple[NvidiaGpu, ...]:

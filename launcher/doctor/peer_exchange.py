@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.doctor import packages
+from launcher.doctor import nvidia, packages
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine import ports
@@ -29,6 +29,7 @@ _LONGEST_LINE = 2**20
 _PROTOCOL = "launcher doctor 3"
 
 _SHOWN = 4
+_GPUS = "GPUs"
 
 ANSWERED = "answered"
 REFUSED = "refused"
@@ -222,9 +223,10 @@ def peers(context: Context) -> Iterator[Finding]:
     yield from peer_findings(exchanged(context))
 
 
-@check("versions of the other workers")
+@check("versions and number of GPUs of the other workers")
 def agreement(context: Context) -> Iterator[Finding]:
     yield agreement_finding(exchanged(context))
+    yield from fewer_gpus(exchanged(context))
 
 
 @functools.cache
@@ -232,7 +234,11 @@ def exchanged(context: Context) -> Exchange:
     """Exchanges versions with the workers of the context's cluster, once; Skip where there are no others."""
     if context.cluster.num_workers == 1:
         raise Skip("one process, no peers")
-    return exchange(context.cluster, facts=packages.facts(), wait_seconds=context.wait_seconds)
+    return exchange(
+        context.cluster,
+        facts={**packages.facts(), _GPUS: f"{nvidia.count(context)}"},
+        wait_seconds=context.wait_seconds,
+    )
 
 
 def peer_findings(found: Exchange) -> Iterator[Finding]:
@@ -281,16 +287,26 @@ def agreement_finding(found: Exchange) -> Finding:
     """The finding on versions that differ from this worker's; Skip where nobody else answered."""
     if not found.others:
         raise Skip("no other worker answers")
-    differing = [peer for peer in found.others if dict(peer.facts) != dict(found.facts)]
+    # A number of GPUs is for the worker to tell that has fewer, so that the others are not taken for the cause.
+    differing = [peer for peer in found.others if {**peer.facts, _GPUS: ""} != {**found.facts, _GPUS: ""}]
     if not differing:
         return ok("all that answer have " + ", ".join(f"{name} {of}" for name, of in found.facts.items()))
     other = differing[0]
     parts = [
         f"{name} {found.facts.get(name, 'missing')} here and {other.facts.get(name, 'missing')} there"
         for name in sorted({*found.facts, *other.facts})
-        if found.facts.get(name) != other.facts.get(name)
+        if found.facts.get(name) != other.facts.get(name) and name != _GPUS
     ]
     return fail(
         f"{_shown(differing)}: {', '.join(parts)}",
         "install the same versions on all workers: pip freeze on one of them, pip install -r on the others",
     )
+
+
+def fewer_gpus(found: Exchange) -> Iterator[Finding]:
+    """The finding on a worker with fewer GPUs than another, which then waits for more replicas than there are."""
+    most = max(found.peers, key=lambda peer: int(peer.facts.get(_GPUS, 0)))
+    here, there = (int(facts.get(_GPUS, 0)) for facts in (found.facts, most.facts))
+    if here < there:
+        seen = f"{here} GPUs here, {there} for worker {most.index} ({most.address})"
+        yield fail(seen, "restart this host, or take it out of the job")

@@ -91,6 +91,11 @@ _REMOTE_FLAGS: Mapping[str, Any] = {
         "Go on with so many workers or more when hosts are not there, which share the same global batch, until they "
         "are. Default: --workers.",
     ),
+    "check_hosts": (
+        flags.DEFINE_bool, False,
+        "Before each attempt, run the doctor where its workers will run: GPUs, their memory errors and number, a "
+        "product on each, an all-reduce. A host that fails is named, and left out where others can take its place.",
+    ),
     "connect_timeout": (
         flags.DEFINE_float, 60.0, "Seconds to go on trying to reach a host before an attempt."
     ),

@@ -36,6 +36,7 @@ class Job:
       grace_period_seconds: how long workers may go on after a signal.
       member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
         worker of this one. None where all workers are this supervisor's.
+      checks_hosts: whether the doctor looks at every worker's place before an attempt.
       on_event: the words of a command that is told of restarts and of the end; see `EventHook`.
       is_pod: whether Kubernetes replaces what ends with 42 without counting it.
     """
@@ -52,6 +53,7 @@ class Job:
     grace_period_seconds: float = 0.0
     member: int | None = None
     is_pod: bool = False
+    checks_hosts: bool = False
     on_event: tuple[str, ...] = ()
 
     def log(self, attempt: int, rank: int) -> Path:
@@ -84,7 +86,8 @@ class Job:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
     """One worker of one attempt: what is run, with which variables beside the inherited ones, on which processors
-    (() for all), and its files, of which those of a worker elsewhere are for its agent to choose."""
+    (() for all), and its files, of which those of a worker elsewhere are for its agent to choose; whether it prints to
+    its log alone."""
 
     rank: int
     argv: tuple[str, ...]
@@ -93,6 +96,7 @@ class Command:
     progress_file: Path = Path()
     error_file: Path = Path()
     processors: tuple[int, ...] = ()
+    is_quiet: bool = False
 
     def reporting_in(self, folder: Path) -> Command:
         """This worker with files in `folder`, one of the host it runs on, for what it tells the supervisor."""
@@ -193,6 +197,11 @@ class Backend(Protocol):
 
     def can_grow(self) -> bool:
         """Whether more workers could run than do, of those that the job has."""
+
+    def leave_out(self, rank: int, why: str) -> str:
+        """Starts no more workers on the host of a worker of this attempt, where others are enough; returns "" then, and
+        else the name of that host.
+        """
 
     def clear(self, cause: Outcome | None = None) -> None:
         """Makes sure that nothing of the attempt still runs, as far as it can be killed, and forgets it.

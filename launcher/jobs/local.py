@@ -135,6 +135,9 @@ class LocalBackend:
     def can_grow(self) -> bool:
         return False
 
+    def leave_out(self, rank: int, why: str) -> str:
+        return "this host"
+
     def clear(self, cause: Outcome | None = None) -> None:
         """Kills what still runs, also processes that left their worker's session; spares that are ready stay."""
         for worker in self._workers:

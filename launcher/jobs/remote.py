@@ -94,7 +94,8 @@ class RemoteBackend:
         orders: dict[Connection, list[dict[str, Any]]] = {}
         for command, seat in zip(commands, self._seats, strict=True):
             connection = seat.remote.agent
-            tee = Tee(self.console, f"[worker {command.rank}] ", LogFile(command.log, self.console).write)
+            console = None if command.is_quiet else self.console
+            tee = Tee(console, f"[worker {command.rank}] ", LogFile(command.log, self.console).write)
             self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)
@@ -120,16 +121,21 @@ class RemoteBackend:
     def can_grow(self) -> bool:
         return len(self._seats) < min(self.job.workers, self.remotes.slots_there)
 
+    def leave_out(self, rank: int, why: str) -> str:
+        host = self._seats[rank].remote
+        if self.remotes.slots_there - host.host.slots * host.is_ready < self.min_workers:
+            return host.host.name
+        host.is_left_out = True
+        self.console.note(f"{host.host.name} is left out: {why}")
+        return ""
+
     def clear(self, cause: Outcome | None = None) -> None:
         """Makes sure that nothing of the attempt still runs where the agents can tell; leaves out a host for good whose
         workers were the cause of several failures in a row, where there are others.
         """
-        if cause is not None and cause.state is not WorkerState.VICTIM and cause.rank < len(self._seats):
-            host = self._seats[cause.rank].remote
-            left = self.remotes.slots_there - host.host.slots * host.is_ready
-            if self.remotes.count_failure(host) >= _MOST_FAILURES and left >= self.min_workers:
-                host.is_left_out = True
-                self.console.note(f"{host.host.name} is left out: {_MOST_FAILURES} failures in a row were its workers")
+        is_known = cause is not None and cause.state is not WorkerState.VICTIM and cause.rank < len(self._seats)
+        if cause and is_known and self.remotes.count_failure(self._seats[cause.rank].remote) >= _MOST_FAILURES:
+            self.leave_out(cause.rank, f"{_MOST_FAILURES} failures in a row were its workers")
         self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
         for worker in self._workers.values():
             worker.tee.close()

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import FrameType
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
-from launcher.jobs import first_error
+from launcher.jobs import first_error, host_checks
 from launcher.jobs.drill.fault import Drill
 from launcher.jobs.event_hook import EventHook
 from launcher.jobs.first_error import FirstError
-from launcher.jobs.job import Backend, Job, NotReady, Worker
+from launcher.jobs.job import Backend, Command, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import JobConsole
@@ -90,10 +90,13 @@ class Supervisor:
         try:
             if number > 1:
                 self._folder.check_writable()
-            self._backend.prepare(lambda: bool(self._signals))
-            if self._signals:
-                return self._stopped_between()
-            commands = self._backend.commands(number)
+            is_fit = False
+            while not is_fit:
+                self._backend.prepare(lambda: bool(self._signals))
+                commands = () if self._signals else self._backend.commands(number)
+                is_fit = not commands or not self._job.checks_hosts or self._check(number, commands)
+                if self._signals:
+                    return self._stopped_between()
             if self._attempts > 1:
                 again = {progress.RESTARTED: "1"}
                 commands = tuple(dataclasses.replace(one, environ={**one.environ, **again}) for one in commands)
@@ -117,6 +120,19 @@ class Supervisor:
             (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == verdict.cause.rank)
             self._keep_error(number, verdict.cause, outcomes, first_error.last_lines(said))
         return verdict
+
+    def _check(self, number: int, commands: Sequence[Command]) -> bool:
+        self._console.note(f"attempt {number}: checking the places of {len(commands)} worker(s)")
+
+        def ended(workers: Sequence[Worker], seconds: float) -> bool:
+            deadline = time.monotonic() + seconds
+            while not self._signals and any(worker.exit_code is None and not worker.trouble for worker in workers):
+                if time.monotonic() > deadline:
+                    break
+                self._turn(workers)
+            return not self._signals
+
+        return host_checks.check(self._backend, commands, ended)
 
     def _keep_error(self, number: int, cause: Outcome, outcomes: Sequence[Outcome], last_lines: Sequence[str]) -> None:
         log = self._job.log(number, cause.rank)

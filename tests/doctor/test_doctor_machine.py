@@ -195,28 +195,60 @@ def test_a_full_disk_may_have_room_later(mounted, tmp_path):
 
 # -------------------------------------------------------------------------------------------------------------- driver
 
+GPU = "0, NVIDIA H200, 570.124.06, 4, 143771"
+
 
 @pytest.fixture
 def nvidia_smi(tmp_path):
-    """nvidia_smi(output, code=0): stands for the program of machines with GPUs; returns the doctor's findings."""
+    """nvidia_smi(output, code=0, faults="", log=""): stands for a driver, and the kernel's log.
 
-    def answers(output, code=0):
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
-        program.chmod(0o755)
+    Returns the doctor's findings.
+    """
+
+    def answers(output, code=0, faults="", log=""):
+        of_ecc = f"case \"$*\" in *ecc*) echo '{faults}'; exit 0;; esac\n" if faults else ""
+        written = {"nvidia-smi": f"{of_ecc}cat <<'END'\n{output}\nEND\nexit {code}\n", "dmesg": f"echo '{log}'\n"}
+        for name, script in written.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}")
+            (tmp_path / name).chmod(0o755)
         return list(host.driver(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
 
     return answers
 
 
 def test_the_driver_and_the_memory_that_others_hold(nvidia_smi):
-    fine = nvidia_smi("0, NVIDIA H200, 570.124.06, 4, 143771\n1, NVIDIA H200, 570.124.06, 4, 143771")
+    fine = nvidia_smi(f"{GPU}\n{GPU.replace('0', '1', 1)}", faults="0, 0, No, No")
     assert [(one.status, one.seen) for one in fine] == [("ok", "NVIDIA 570.124.06 with 2 GPUs")]
-    held = nvidia_smi("0, Tesla V100, 525.60.13, 4, 16384\n1, Tesla V100, 525.60.13, 9000, 16384")
+    held = nvidia_smi(
+        "0, Tesla V100, 525.60.13, 4, 16384\n1, Tesla V100, 525.60.13, 9000, 16384", faults="0, 0, No, No"
+    )
     assert statuses(held) == ["ok", "warn"]
     assert "GPU 1 (Tesla V100): 9,000 of 16,384 MiB" in held[1].seen
-    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384")) == ["fail"]
-    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A]")) == ["ok"]
+    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384", faults="0, 0, No, No")) == ["fail"]
+    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A]", faults="0, 0, No, No")) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("counted", "status", "says"),
+    [
+        ("0, 0, No, No", [], ""),
+        ("0, [N/A], [N/A], [N/A]", [], ""),
+        ("0, 3, No, No", ["fail"], "GPU 0: ecc.errors.uncorrected.volatile.total 3"),
+        ("0, 0, Yes, No", ["fail"], "remapped_rows.pending Yes"),
+        ("0, [GPU requires reset], No, No", ["fail"], "requires reset"),
+    ],
+)
+def test_memory_errors_that_the_driver_counts(nvidia_smi, counted, status, says):
+    _, *found = nvidia_smi(GPU, faults=counted)
+    assert statuses(found) == status
+    assert all(says in one.seen for one in found)
+
+
+@pytest.mark.parametrize(("number", "status"), [(31, "warn"), (79, "fail")])
+def test_errors_of_the_driver_in_the_kernels_log(nvidia_smi, number, status):
+    line = f"[ 12.3] NVRM: Xid (PCI:0000:3b:00): {number}, pid=7, GPU has a word to say"
+    _, found = nvidia_smi(GPU, faults="0, 0, No, No", log=f"usual\n{line}\nusual")
+    assert (found.status, f": {number}, pid=7" in found.seen) == (status, True)
 
 
 def test_a_driver_that_does_not_work_fails_in_its_own_words(nvidia_smi):

@@ -88,6 +88,16 @@ def test_doctors_of_three_workers_reach_each_other_and_agree_to_go_on(addresses)
         assert peer_exchange.agreement_finding(one).status == "ok"
 
 
+@pytest.mark.parametrize(("there", "fails_here"), [(8, True), (7, False), (6, False)])
+def test_a_worker_with_fewer_gpus_than_another_is_the_one_that_fails(addresses, there, fails_here):
+    workers = addresses(2)
+    with listening(workers[1], other_doctor(workers, facts={**FACTS, "GPUs": f"{there}"})):
+        found = ask(workers, facts={**FACTS, "GPUs": "7"})
+    assert peer_exchange.agreement_finding(found).status == "ok"
+    said = [finding.seen for finding in peer_exchange.fewer_gpus(found)]
+    assert said == ([f"7 GPUs here, 8 for worker 1 ({workers[1]})"] if fails_here else [])
+
+
 def test_both_doctors_name_a_cluster_that_is_in_another_order(addresses):
     workers = addresses(2)
     with ThreadPoolExecutor(2) as pool:

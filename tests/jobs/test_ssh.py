@@ -428,6 +428,54 @@ def test_a_host_whose_workers_fail_three_times_in_a_row_is_left_out_and_named(la
     assert_nothing_left(job, tmp_path)
 
 
+@pytest.fixture
+def unfit_host(hosts, tmp_path):
+    """unfit_host(*addresses): hosts of which B has a GPU whose driver tells of memory errors."""
+
+    def bring_up(*addresses):
+        program = tmp_path / "with_gpu" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(
+            '#!/bin/sh\ncase "$*" in *ecc*) echo "0, 3, No, No";; *) echo "0, Card, 570.1, 4, 81559, 9.0";; esac\n'
+        )
+        program.chmod(0o755)
+        path = f"{program.parent}:/usr/bin:/bin"
+        return hosts(*addresses, settings=f"Match LocalAddress {B}\nSetEnv PATH={path}\n")
+
+    return bring_up
+
+
+def test_a_host_that_fails_the_checks_is_left_out_and_a_spare_one_takes_its_place(launch_on, unfit_host, tmp_path):
+    job, _ = launch_on([A, B, C], "--check_hosts", workers=2, servers=unfit_host(A, B, C), steps=3)
+    finished = job.started.wait(120)
+    assert finished.returncode == 0, finished.stdout
+    assert "127.0.0.2 is left out: it fails the checks: driver GPU 0: ecc.errors" in finished.stdout
+    assert finished.stdout.count("checking the places of 2 worker(s)") == 2
+    assert "sums are right" in (job.model_dir / "logs" / "attempt_1" / "check_0.log").read_text()
+    assert "[worker 0] ok" not in finished.stdout, "what is fit is told in the logs alone"
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_host_that_fails_the_checks_and_cannot_be_spared_is_named(launch_on, unfit_host, tmp_path):
+    job, _ = launch_on([A, B], "--check_hosts", servers=unfit_host(A, B), steps=3)
+    finished = job.started.wait(120)
+    assert finished.returncode == 75, finished.stdout
+    said = finished.stdout + finished.stderr
+    assert "127.0.0.2 fails the checks before an attempt: driver GPU 0: ecc.errors.uncorrected" in said
+    assert "starting 2 worker(s)" not in said
+    assert_nothing_left(job, tmp_path)
+
+
+def test_a_signal_ends_the_checks(launch_on, tmp_path):
+    job, _ = launch_on([A, B], "--check_hosts", steps=3)
+    job.until(lambda: "checking the places" in job.started.stdout)
+    job.started.send(signal.SIGTERM)
+    finished = job.wait()
+    assert finished.returncode == 42, finished.stdout
+    assert "starting 2 worker(s)" not in finished.stdout
+    assert_nothing_left(job, tmp_path)
+
+
 def test_with_too_few_workers_left_the_job_waits_and_gives_up(launch_on, tmp_path):
     flags = ("--min_workers=2", "--connect_timeout=1", "--max_restarts=1")
     job, servers = launch_on([A, B, C, D], *flags, faults=hanging(4))
