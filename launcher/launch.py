@@ -28,7 +28,7 @@ from absl import flags
 
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
-from launcher.jobs import backends, kubernetes, private_network, transports
+from launcher.jobs import backends, kubernetes, private_network, sweep, transports
 from launcher.jobs.drill import command as drill_command
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
@@ -40,8 +40,8 @@ from launcher.model_dir import lease
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
-    "dry_run", "version", "help", *backends.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", "sweep",
+    *plan.FLAGS, "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 # What the supervisor's exit codes mean where that is not what a worker's means.
 EXIT_CODES = {
@@ -90,6 +90,13 @@ def define_flags() -> flags.FlagValues:
         "model_dir, step, exit_code, error and more.",
         flag_values=values,
     )  # fmt: skip
+    flags.DEFINE_string(
+        "sweep", None,
+        "Trials: values of bindings, or of --seed, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1'. Every combination "
+        "is a job with a folder of its own in --model_dir, where compare.html has the best first. The same command "
+        "goes on with what is not done. A task of a Slurm job array runs one of them, counted from 0.",
+        flag_values=values,
+    )  # fmt: skip
     backends.define(plan.FLAGS, values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     modes.define_about(values)
@@ -112,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(installation.version_text() + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
+        if options.sweep is not None or options["at_once"].present:
+            return sweep.run(options, job, argv[1:], console)
         kind = backends.chosen(options)
         make = kind.make
         if make is None:
@@ -157,7 +166,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
     kind = backends.chosen(options)
-    for name, least in (("workers", 1), ("max_restarts", 0)):
+    for name, least in (("workers", 1), ("max_restarts", 0), ("at_once", 1)):
         value = options[name].value
         if value is not None and value < least:
             raise UsageError(f"--{name}={value}: must be {least} or more")

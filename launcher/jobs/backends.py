@@ -38,6 +38,9 @@ _STANDBY_FLAGS = {
         "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
     ),
 }  # fmt: skip
+_SWEEP_FLAGS = {
+    "at_once": (flags.DEFINE_integer, 1, "Trials of --sweep side by side, which divide processors and GPUs."),
+}
 _HOST_FLAGS = {
     "hosts": (
         flags.DEFINE_string, None,
@@ -253,7 +256,7 @@ KINDS: Mapping[str, Kind] = {
         says="all on this host",
         num_workers=_one_or_given,
         make=_make_local,
-        flags={**private_network.FLAGS, **_STANDBY_FLAGS},
+        flags={**private_network.FLAGS, **_STANDBY_FLAGS, **_SWEEP_FLAGS},
     ),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
