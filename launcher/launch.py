@@ -36,12 +36,12 @@ from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
-from launcher.model_dir import lease
+from launcher.model_dir import check_model_dir, lease
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", "sweep",
-    *plan.FLAGS, "dry_run", "version", "help", *backends.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
+    "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 # What the supervisor's exit codes mean where that is not what a worker's means.
 EXIT_CODES = {
@@ -90,13 +90,6 @@ def define_flags() -> flags.FlagValues:
         "model_dir, step, exit_code, error and more.",
         flag_values=values,
     )  # fmt: skip
-    flags.DEFINE_string(
-        "sweep", None,
-        "Trials: values of bindings, or of --seed, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1'. Every combination "
-        "is a job with a folder of its own in --model_dir, where compare.html has the best first. The same command "
-        "goes on with what is not done. A task of a Slurm job array runs one of them, counted from 0.",
-        flag_values=values,
-    )  # fmt: skip
     backends.define(plan.FLAGS, values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     modes.define_about(values)
@@ -119,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(installation.version_text() + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
-        if options.sweep is not None or options["at_once"].present:
-            return sweep.run(options, job, argv[1:], console)
+        if options["sweep"].present or options["at_once"].present:
+            return sweep.run(options, check_model_dir(job.model_dir), console, argv[1:], job.arguments)
         kind = backends.chosen(options)
         make = kind.make
         if make is None:

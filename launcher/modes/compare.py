@@ -17,18 +17,14 @@ def run(request: CompareRequest) -> int:
         if not folder.is_run:
             what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
             raise UsageError(f"--mode=compare: {path}: {what}; name the folder that a run wrote to")
-    show(comparison.ComparedRuns.of(folders), request.model_dir or ".", dry_run=request.dry_run)
-    return EXIT_DONE
-
-
-def show(compared: comparison.ComparedRuns, folder: str, *, most: int | None = None, dry_run: bool = False) -> None:
-    """Prints the table, of so many runs at most, and writes the page of all."""
-    show_table([row[: most and most + 1] for row in compared.rows()], make_console(total_steps=1))
-    target = os.path.join(folder, comparison.FILE_NAME)
-    if dry_run:
+    compared = comparison.ComparedRuns.of(folders)
+    show_table([row[:6] for row in compared.rows()], make_console(total_steps=1))  # the page has all
+    target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
+    if request.dry_run:
         print(f"would write {target}")
-        return
+        return EXIT_DONE
     try:
-        print(f"written: {compared.write(folder)}")
+        print(f"written: {compared.write(request.model_dir or '.')}")
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror or error}; choose another --model_dir") from None
+    return EXIT_DONE

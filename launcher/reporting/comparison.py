@@ -31,16 +31,6 @@ class ComparedRuns:
     def of(cls, folders: Sequence[RunFolder]) -> ComparedRuns:
         return cls(folders=folders, labels=_labels(folders))
 
-    @classmethod
-    def best_first(cls, folders: Sequence[RunFolder]) -> ComparedRuns:
-        """In the order of the best value of the metric that each is judged by; last those without an evaluation."""
-
-        def place(folder: RunFolder) -> tuple[bool, str, float]:
-            metric, best = folder.best_metric or "", folder.best or {}
-            return not best, metric, best.get(metric, 0.0) * (1 if folder.low_is_best else -1)
-
-        return cls.of(sorted(folders, key=place))
-
     def results(self) -> dict[str, list[str]]:
         """What came out, by name: a cell for each run."""
         found: dict[str, list[str]] = {"status": [folder.status for folder in self.folders]}
