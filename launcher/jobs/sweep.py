@@ -98,12 +98,8 @@ def _run(todo: Sequence[Trial], shares: Sequence[Mapping[str, str]], console: Jo
                     del running[slot]
                     code = EXIT_PREEMPTED if heard and code == -signal.SIGTERM else code if code >= 0 else 128 - code
                     codes.append(code)
-                    words = (
-                        child_process.last_words(log.read_text(errors="replace").splitlines(), 3)
-                        if log and code
-                        else ""
-                    )
-                    console.note(trial.said(f"exit code {code}" if code else "done") + words)
+                    lines = log.read_text(errors="replace").splitlines()[-3:] if log and code else []
+                    console.note("\n  | ".join([trial.said(f"exit code {code}" if code else "done"), *lines]))
                     if code == EXIT_USAGE and trial.title.startswith("trial 1 of"):
                         raise UsageError("the first trial was refused, as the others would be")
             passed_on = heard
@@ -123,9 +119,7 @@ def _trials(text: str, model_dir: str, *given: Sequence[str]) -> list[Trial]:
     said = [",".join(f"{name}={value}" for name, value in zip(short, values, strict=True)) for values in chosen]
     folders = [Path(model_dir, re.sub(r"[^A-Za-z0-9._=,+-]", "_", name)) for name in said]
     if len(chosen) > _MOST or len({*folders}) < len(folders) or max(map(len, said)) > _LONGEST:
-        raise UsageError(
-            f"--sweep={text!r}: over {_MOST:,} trials, or two of one folder, or a long name; change values"
-        )
+        raise UsageError(f"--sweep={text!r}: over {_MOST:,} trials, or two of one folder, or a long name; take others")
     replaced = flags.FlagValues()
     backends.define(dict.fromkeys(("sweep", "at_once", "model_dir"), (flags.DEFINE_string, None, "")), replaced)
     flags.DEFINE_bool("dry_run", False, "", flag_values=replaced)
