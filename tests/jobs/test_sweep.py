@@ -60,15 +60,10 @@ def begun(folder: Path) -> int:
     return len(list((folder / "logs").glob("attempt_*")))
 
 
-def processes_in(folder: Path) -> list[int]:
-    """Processes that were given a folder to write to."""
-    found = psutil.process_iter(["pid", "cmdline"])
-    return [one.pid for one in found if any(str(folder) in word for word in one.info["cmdline"] or ())]
-
-
 # --------------------------------------------------------------------------------------------------------- what is run
 
 
+@pytest.mark.slow
 def test_trials_are_run_compared_and_not_run_again(sweep, tmp_path):
     out = tmp_path / "out"
     first = sweep("--sweep=cosine.peak = 0.0001, 0.1; seed = 0, 1").wait()
@@ -99,38 +94,10 @@ def test_trials_are_run_compared_and_not_run_again(sweep, tmp_path):
     assert json.loads((out / "peak=0.05,seed=1/summary.json").read_text())["step"] == 40
 
 
-def test_another_command_runs_a_trial_that_was_done(sweep, tmp_path):
-    flags = ["--sweep=cosine.peak = 0.1"]
-    assert sweep(*flags).wait().returncode == 0
-    longer = sweep(*flags, "--gin_param=train.steps = 40").wait()
-    assert "trial 1 of 1, peak=0.1: goes on" in longer.stdout
-    assert json.loads((tmp_path / "out/peak=0.1/summary.json").read_text())["step"] == 40
-
-
-def test_trials_side_by_side_divide_processors_and_write_logs(sweep, tmp_path):
-    flags = ["--sweep=cosine.peak = 0.1, 0.05, 0.01", "--at_once=2", *ENDLESS]
-    job = sweep(*flags)
-    out = tmp_path / "out"
-    job.wait_until(lambda: len([*out.glob("*/metrics.jsonl")]) == 2)
-    mine = os.sched_getaffinity(0)
-    shares = [os.sched_getaffinity(processes_in(Path("out", f"peak={rate}"))[0]) for rate in (0.1, 0.05)]
-    if len(mine) > 1:
-        assert not shares[0] & shares[1] and shares[0] | shares[1] == mine
-    job.process.send_signal(signal.SIGTERM)
-    ended = job.wait()
-    assert ended.returncode == 42, ended.stdout
-    assert not (out / "peak=0.01").exists()
-    assert ended.stdout.count(": exit code 42") == 2 and "[worker 0] step" not in ended.stdout
-    assert "[worker 0] step" in (out / "peak=0.05/sweep.log").read_text()
-    # With fewer steps than they have had, the same trials come to an end, and the third is run.
-    for rate in (0.1, 0.05):
-        assert json.loads((out / f"peak={rate}/summary.json").read_text())["status"] == "preempted"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.slow
 def test_the_same_command_goes_on_after_a_signal_and_after_a_sudden_end(sweep, tmp_path, eventually):
-    first, second = tmp_path / "out/steps=20", tmp_path / "out/steps=6000"
-    flags = ["--sweep=train.steps = 20, 6000", "--gin_param=train.checkpoint_every = 200"]
+    first, second = tmp_path / "out/steps=20", tmp_path / "out/steps=3000"
+    flags = ["--sweep=train.steps = 20, 3000", "--gin_param=train.checkpoint_every = 100"]
     for number, code in ((signal.SIGTERM, 42), (signal.SIGKILL, -signal.SIGKILL)):
         before, job = newest(second), sweep(*flags)
         job.wait_until(lambda before=before: newest(second) > before)
@@ -138,12 +105,12 @@ def test_the_same_command_goes_on_after_a_signal_and_after_a_sudden_end(sweep, t
         job.process.send_signal(number)
         assert job.wait().returncode == code
         eventually(lambda supervisors=supervisors: not any(is_running(one.pid) for one in supervisors))
-        assert 0 < newest(second) < 6000
+        assert 0 < newest(second) < 3000
     again = sweep(*flags).wait()
     assert again.returncode == 0, again.stderr
     assert "trial 1 of 2, steps=20: done before, best accuracy" in again.stdout
-    assert "trial 2 of 2, steps=6000: goes on" in again.stdout
-    assert newest(second) == 6000 and "best accuracy" in again.stdout
+    assert "trial 2 of 2, steps=3000: goes on" in again.stdout
+    assert newest(second) == 3000 and "best accuracy" in again.stdout
     assert [begun(first), begun(second)] == [1, 3]
 
 
@@ -180,7 +147,7 @@ def test_a_failed_trial_does_not_stop_the_others(launch):
     ended = job.wait()
     assert ended.returncode == 70
     told = [line for line in ended.stdout.splitlines() if line.startswith("[launcher] trial") and "begins" not in line]
-    assert [line.split(": ")[1] for line in told] == ["exit code 70", "done", "done"]
+    assert [line.split(": ")[1].split(",")[0] for line in told] == ["exit code 70", "done", "done"]
 
 
 def test_refusal_of_the_first_trial_ends_the_sweep(launch):
