@@ -28,7 +28,7 @@ from absl import flags
 
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
-from launcher.jobs import backends, kubernetes, private_network, transports
+from launcher.jobs import backends, kubernetes, private_network, sweep, transports
 from launcher.jobs.drill import command as drill_command
 from launcher.jobs.drill import plan
 from launcher.jobs.job import Job
@@ -36,7 +36,7 @@ from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
-from launcher.model_dir import lease
+from launcher.model_dir import check_model_dir, lease
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(installation.version_text() + "\n")
             return EXIT_DONE
         job = make_job(options, rest)
+        if options["sweep"].present or options["at_once"].present:
+            return sweep.run(options, check_model_dir(job.model_dir), console, argv[1:], job.arguments)
         kind = backends.chosen(options)
         make = kind.make
         if make is None:
@@ -157,7 +159,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
     kind = backends.chosen(options)
-    for name, least in (("workers", 1), ("max_restarts", 0)):
+    for name, least in (("workers", 1), ("max_restarts", 0), ("at_once", 1)):
         value = options[name].value
         if value is not None and value < least:
             raise UsageError(f"--{name}={value}: must be {least} or more")

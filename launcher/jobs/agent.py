@@ -142,7 +142,7 @@ class Agent:
             self._outgoing.send({"is": "refused", "message": str(error)})
             self._exit_code = error.exit_code
             return
-        self._processors = _divide_processors(slots, self._environ)
+        self._processors = divide_processors(slots, self._environ)
         self._outgoing.send(
             {
                 "is": "hello",
@@ -204,7 +204,7 @@ class Agent:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")
 
 
-def _divide_processors(slots: int, environ: Mapping[str, str]) -> list[tuple[int, ...]]:
+def divide_processors(slots: int, environ: Mapping[str, str]) -> list[tuple[int, ...]]:
     """The processors of every worker, neighbours in cores and sockets; () where a person divides them, or nothing can.
 
     Each worker starts a thread for every processor that it has: TensorFlow, its input and BLAS count them.

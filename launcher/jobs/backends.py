@@ -38,6 +38,13 @@ _STANDBY_FLAGS = {
         "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
     ),
 }  # fmt: skip
+_SWEEP_FLAGS = {
+    "sweep": (
+        flags.DEFINE_string, None, "Trials, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1': a job for each combination "
+        "in a folder in --model_dir; compare.html there has the best first. Again, it goes on with what is not done.",
+    ),
+}  # fmt: skip
+_AT_ONCE = {"at_once": (flags.DEFINE_integer, 1, "Trials of --sweep side by side, which divide processors and GPUs.")}
 _HOST_FLAGS = {
     "hosts": (
         flags.DEFINE_string, None,
@@ -71,6 +78,7 @@ _SLURM_FLAGS = {
     ),
 }  # fmt: skip
 _REMOTE_FLAGS: Mapping[str, Any] = {
+    **_SWEEP_FLAGS,
     "remote_python": (
         flags.DEFINE_string, None,
         "Interpreter on the hosts. Default: the path of the one here; with --backend=tpu_vm, the one that "
@@ -258,7 +266,7 @@ KINDS: Mapping[str, Kind] = {
         says="all on this host",
         num_workers=_one_or_given,
         make=_make_local,
-        flags={**private_network.FLAGS, **_STANDBY_FLAGS},
+        flags={**private_network.FLAGS, **_STANDBY_FLAGS, **_SWEEP_FLAGS, **_AT_ONCE},
     ),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "

@@ -61,7 +61,7 @@ class LocalBackend:
         self._standby = standby
         self._spares: list[Spare] = []
         self._has_told_of_spares = False
-        self._gpus = _divide_gpus(visible_gpus(environ), job.workers)
+        self._gpus = divide_gpus(visible_gpus(environ), job.workers, "workers")
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._guard: subprocess.Popen[bytes] | None = None
@@ -387,14 +387,14 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     return [] if names[0] in ("", "-1", "NoDevFiles") else names
 
 
-def _divide_gpus(gpus: list[str], workers: int) -> list[list[str]]:
-    """GPUs of each worker, in equal shares: two processes on one GPU would fill its memory twice."""
+def divide_gpus(gpus: list[str], count: int, flag: str) -> list[list[str]]:
+    """GPUs of each of as many as a flag says, in equal shares: two processes on one GPU would fill its memory twice."""
     if not gpus:
         return []
-    share, rest = divmod(len(gpus), workers)
+    share, rest = divmod(len(gpus), count)
     if not share or rest:
         raise UsageError(
-            f"--workers={workers}: this host has {len(gpus)} GPU(s), which cannot be divided among them in equal "
-            "shares; change --workers, name the GPUs to use in CUDA_VISIBLE_DEVICES, or set it to -1 to train on CPUs"
+            f"--{flag}={count}: this host has {len(gpus)} GPU(s), which cannot be divided among them in equal "
+            f"shares; change --{flag}, name the GPUs to use in CUDA_VISIBLE_DEVICES, or set it to -1 to train on CPUs"
         )
-    return [gpus[rank * share : (rank + 1) * share] for rank in range(workers)]
+    return [gpus[rank * share : (rank + 1) * share] for rank in range(count)]

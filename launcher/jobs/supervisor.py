@@ -62,7 +62,7 @@ class Supervisor:
 
         Nothing that it started is still running afterwards.
         """
-        with _listening(self._signals):
+        with listening(self._signals):
             try:
                 number = self._folder.next_attempt()
                 self._first_step = self._folder.newest_step()
@@ -438,7 +438,7 @@ def _with_frozen(workers: Sequence[Worker], found: Sequence[Outcome]) -> list[Ou
 
 
 @contextlib.contextmanager
-def _listening(signals: list[int]) -> Iterator[None]:
+def listening(signals: list[int]) -> Iterator[None]:
     """Appends the signals that arrive to `signals`, instead of being ended by them; repeats are one signal."""
     noted_at = float("-inf")  # a process group, a scheduler's step and a script may each pass on the same signal
 

@@ -18,7 +18,7 @@ def run(request: CompareRequest) -> int:
             what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
             raise UsageError(f"--mode=compare: {path}: {what}; name the folder that a run wrote to")
     compared = comparison.ComparedRuns.of(folders)
-    show_table(compared.rows(), make_console(total_steps=1))
+    show_table([row[:6] for row in compared.rows()], make_console(total_steps=1))  # the page has all
     target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
     if request.dry_run:
         print(f"would write {target}")

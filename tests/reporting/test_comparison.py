@@ -75,3 +75,11 @@ def test_the_curves_lie_over_one_another(compared: tuple[dict[str, list[str]], P
     assert [(one["label"], one["y"]) for one in loss["series"]] == [("one/run", [0.1, 0.05]), ("other/run", [0.2, 0.1])]
     assert len({one["color"] for one in loss["series"]}) == 2
     assert page.links == []
+
+
+def test_the_terminal_shows_five_runs_and_the_page_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"rate={rate}" for rate in range(1, 8)]
+    runs = [str(trained(tmp_path / name, rate=1.0, accuracy=0.9, config="")) for name in names]
+    assert entry.main(["launcher", "--mode=compare", *runs, f"--model_dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == names[:5]
+    assert all(name in Page.of(tmp_path, "compare.html").section("Results") for name in names)
