@@ -13,7 +13,7 @@ import forked
 import numpy as np
 import pytest
 from cases import repeated_but
-from own_files import CLASSES, EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
+from own_files import CLASSES, EACH, encoded, example, examples, write_folders, write_tfrecords
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore, manifest
@@ -144,9 +144,6 @@ def test_what_is_wrong_with_records_is_said_before_anything_is_written(refused, 
     )
     _truncated(Path(first))
     assert f"{first} is truncated: its record 19 begins at byte " in refused(name, *OF_RECORDS)
-    arrays = write_array_records(tmp_path / "arrays", examples(first_label=1))
-    _truncated(Path(arrays.replace("*", "1")))
-    assert "1.array_record is no ArrayRecord file, truncated" in refused(f"array_record:{arrays}", *OF_RECORDS)
     assert not (tmp_path / "out").exists()
 
 

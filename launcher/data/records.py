@@ -1,21 +1,19 @@
-"""Records of TFRecord and ArrayRecord files, any one of which can be had at once.
+"""Records of TFRecord files, any one of which can be had at once.
 
 A TFRecord file has no index. One pass that reads nothing but the 16 bytes around each record makes it, and it is
 kept in the data directory for as long as the files stay as they are. A record is then read by TensorFlow's own reader
 from the byte where it begins. So the hosts of a TPU pod, which run no Python, can read it as well, also from gs://, and
-its checksum is verified. An ArrayRecord file has an index, but only its Python package reads it.
+its checksum is verified.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import os
 import struct
 from collections.abc import Sequence
 from concurrent import futures
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,28 +30,29 @@ _KEPT = ("offsets", "lengths", "checksums")  # of each record, in the data direc
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Records(abc.ABC):
-    """Strings of bytes in files."""
+class TFRecords:
+    """Records of uncompressed TFRecord files: strings of bytes."""
 
     paths: Sequence[str]
     file: np.ndarray  # int32 [n], which of the paths each stands in
     number: np.ndarray  # int64 [n], of each in its file
+    offsets: np.ndarray  # int64 [n], bytes before the header of each
+    lengths: np.ndarray  # int64 [n], bytes of each
+    checksums: np.ndarray  # uint32 [n], of the bytes of each
 
-    @abc.abstractmethod
-    def fetch(self, indices: tf.Tensor) -> tf.Tensor:
-        """Records `indices` (int64 [n]), string [n]; runs inside `tf.data.Dataset.map`."""
+    @classmethod
+    def open(cls, paths: Sequence[str]) -> TFRecords:
+        """Reads the headers of all records, or what is known of them since they were read.
 
-    @abc.abstractmethod
-    def read(self, index: int) -> bytes:
-        """One record, read by Python."""
-
-    @abc.abstractmethod
-    def select(self, chosen: np.ndarray) -> Records:
-        """Some of them, by their indices."""
-
-    @abc.abstractmethod
-    def _sizes(self) -> Sequence[object]:
-        """Sizes or checksums in the files."""
+        Raises:
+          UsageError: a file is truncated, damaged, compressed or none of TFRecords, or there are no records at all.
+        """
+        version = storage.digest("with checksums", *(f"{path} {files.version(path)}" for path in paths))
+        index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
+        counts = index["counts"]
+        file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        number = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+        return cls(paths, file, number, *(index[key] for key in _KEPT))
 
     def __len__(self) -> int:
         return len(self.file)
@@ -70,34 +69,9 @@ class Records(abc.ABC):
         return np.unique(self.file, return_index=True)[1].tolist()
 
     def identity(self) -> str:
-        """Of the files' names and of sizes or checksums in them."""
-        return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, *self._sizes())
-
-
-def _places(counts: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The file of each record, and its number there, of files that have so many."""
-    numbers = [np.arange(count, dtype=np.int64) for count in counts]
-    return np.repeat(np.arange(len(counts), dtype=np.int32), counts), np.concatenate(numbers)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TFRecords(Records):
-    """Records of uncompressed TFRecord files."""
-
-    offsets: np.ndarray  # int64 [n], bytes before the header of each
-    lengths: np.ndarray  # int64 [n], bytes of each
-    checksums: np.ndarray  # uint32 [n], of the bytes of each
-
-    @classmethod
-    def open(cls, paths: Sequence[str]) -> TFRecords:
-        """Reads the headers of all records, or what is known of them since they were read.
-
-        Raises:
-          UsageError: a file is truncated, damaged, compressed or none of TFRecords, or there are no records at all.
-        """
-        version = storage.digest("with checksums", *(f"{path} {files.version(path)}" for path in paths))
-        index, _ = storage.stored_rows(storage.folder("records") / version, lambda: (_index(paths), {}))
-        return cls(paths, *_places(index["counts"]), *(index[key] for key in _KEPT))
+        """Of the files' names and of the checksums in them."""
+        sums = np.asarray(self.checksums)
+        return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, sums)
 
     @functools.cached_property
     def _tensors(self) -> list[tf.Tensor]:
@@ -107,22 +81,22 @@ class TFRecords(Records):
             return [tf.constant(self.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
+        """Records `indices` (int64 [n]), string [n]; runs inside `tf.data.Dataset.map`."""
         paths, file, offsets, lengths = self._tensors
         file, *span = (tf.gather(column, indices) for column in (file, offsets, lengths))
         places = tf.gather(paths, file), *span
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
 
     def read(self, index: int) -> bytes:
+        """One record, read by Python."""
         with files.opened(self.paths[self.file[index]]) as file:
             file.seek(int(self.offsets[index]) + _HEADER)
             return file.read(int(self.lengths[index]))
 
     def select(self, chosen: np.ndarray) -> TFRecords:
+        """Some of them, by their indices."""
         of_each = ("file", "number", *_KEPT)
         return dataclasses.replace(self, **{name: getattr(self, name)[chosen] for name in of_each})
-
-    def _sizes(self) -> Sequence[object]:
-        return [np.asarray(self.checksums)]
 
 
 def _record_at(place: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -197,50 +171,3 @@ def _masked_crc(lengths: np.ndarray) -> np.ndarray:
         crc = table[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
     crc = ~crc
     return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ArrayRecords(Records):
-    """Records of ArrayRecord files, each with an `array_record` data source."""
-
-    sources: Sequence[Any]
-
-    needs_python = "convert it to TFRecords, whose records TensorFlow itself can read"
-
-    @classmethod
-    def open(cls, paths: Sequence[str]) -> ArrayRecords:
-        """Reads how many records each file has.
-
-        Raises:
-          UsageError: the package is missing, or a file is truncated, damaged or none of ArrayRecords.
-        """
-        try:
-            from array_record.python.array_record_data_source import ArrayRecordDataSource
-        except ModuleNotFoundError as error:
-            raise UsageError(f"'array_record:' needs {error.name}: pip install array_record") from None
-        sources = []
-        for path in paths:
-            try:
-                sources.append(ArrayRecordDataSource([path]))
-            except (RuntimeError, ValueError) as error:
-                words = " ".join(str(error).split())[:200] or "its end is missing"
-                raise UsageError(f"{path} is no ArrayRecord file, truncated or damaged: {words}") from None
-        found = cls(paths, *_places([len(source) for source in sources]), sources)
-        if not len(found):
-            raise UsageError(f"{paths[0]} and {len(paths) - 1} more files hold no record")
-        return found
-
-    def fetch(self, indices: tf.Tensor) -> tf.Tensor:
-        def read(chosen: np.ndarray) -> np.ndarray:
-            return np.array([self.read(index) for index in chosen], object)
-
-        return tf.ensure_shape(tf.numpy_function(read, [indices], tf.string, stateful=False), indices.shape)
-
-    def read(self, index: int) -> bytes:
-        return self.sources[self.file[index]][int(self.number[index])]
-
-    def select(self, chosen: np.ndarray) -> ArrayRecords:
-        return dataclasses.replace(self, file=self.file[chosen], number=self.number[chosen])
-
-    def _sizes(self) -> Sequence[object]:
-        return [files.version(path)[0] for path in self.paths]

@@ -37,11 +37,10 @@ _UNMET = re.compile(r"(\S+) \S+ (?:requires (\S+), which is not installed|has re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstalledPackage:
-    """One installed distribution, by its canonical name, such as "tensorflow-cpu", and the folder where it lies."""
+    """One installed distribution, by its canonical name, such as "tensorflow-cpu"."""
 
     name: str
     version: str
-    folder: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -51,9 +50,8 @@ class InstalledPackages:
     """All installed packages; the first on the path wins, as when it is imported."""
 
     def __init__(self, found: Iterable[InstalledPackage]):
-        self._all = tuple(found)
         self._first: dict[str, InstalledPackage] = {}
-        for package in self._all:
+        for package in found:
             self._first.setdefault(package.name, package)
 
     def get(self, name: str) -> InstalledPackage | None:
@@ -63,22 +61,11 @@ class InstalledPackages:
         """The packages that bring the module `tensorflow`; there should be one."""
         return [self._first[name] for name in PROVIDERS if name in self._first]
 
-    def shadowed(self) -> Iterator[tuple[InstalledPackage, InstalledPackage]]:
-        """Pairs of the package that is imported and another version of it further down the path."""
-        for package in self._all:
-            first = self._first[package.name]
-            if package is not first and package.version != first.version:
-                yield first, package
-
 
 def installed() -> InstalledPackages:
     """The packages that this Python would import, in the order of its path."""
     return InstalledPackages(
-        InstalledPackage(
-            name=_canonical(name),
-            version=distribution.version,
-            folder=str(distribution.locate_file("")),
-        )
+        InstalledPackage(name=_canonical(name), version=distribution.version)
         for distribution in importlib.metadata.distributions()
         if (name := distribution.metadata["Name"])  # a folder that a broken installation left behind has none
     )
@@ -137,7 +124,7 @@ def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
         yield ok(seen)
 
 
-@check("missing, old, doubled or conflicting packages", waits_for="pip check")
+@check("missing, old or conflicting packages", waits_for="pip check")
 def packages(context: Context) -> Iterator[Finding]:
     yield from package_findings(installed(), _checked_by_pip())
 
@@ -153,7 +140,7 @@ def package_findings(found: InstalledPackages, told: Sequence[str]) -> Iterator[
     """Findings on packages that are missing, old, doubled or in conflict; `told` are the lines of `pip check`."""
     shown = ("keras", "numpy", "tensorflow-datasets", "gin-config", "protobuf", "jax")
     fine = ok(", ".join(str(package) for package in map(found.get, shown) if package is not None))
-    yield from [*_unmet(told), *_hidden(found), *_misfits(found)] or [fine]
+    yield from [*_unmet(told), *_misfits(found)] or [fine]
 
 
 def _unmet(told: Sequence[str]) -> Iterator[Finding]:
@@ -163,16 +150,6 @@ def _unmet(told: Sequence[str]) -> Iterator[Finding]:
             yield fail(match[0], f"pip install '{missing or wanted}'")
         elif _canonical(name) in _LOOKED_AT:
             yield warn(match[0], "install both anew in one command, so that pip finds versions that fit")
-
-
-def _hidden(found: InstalledPackages) -> Iterator[Finding]:
-    for first, behind in found.shadowed():
-        if first.name in _LOOKED_AT:
-            yield warn(
-                f"{first.name} is there twice: {first.version} in {first.folder} hides {behind.version} in "
-                f"{behind.folder}",
-                "delete one of them, or unset PYTHONPATH, or set PYTHONNOUSERSITE=1",
-            )
 
 
 def _misfits(found: InstalledPackages) -> Iterator[Finding]:

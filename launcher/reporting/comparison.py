@@ -47,9 +47,6 @@ class ComparedRuns:
         found["seconds to best"] = [_seconds_to_best(folder) for folder in self.folders]
         found["skipped steps"] = [page.show(event.get("skipped_steps")) for event in last]
         found["attempts"] = [str(max(1, len(folder.attempts))) for folder in self.folders]
-        costs = [folder.cost for folder in self.folders]
-        if any(cost is not None for cost in costs):
-            found["cost"] = [_ABSENT if cost is None else f"{cost:,.2f}" for cost in costs]
         return {name: cells for name, cells in found.items() if any(cell not in (_ABSENT, "") for cell in cells)}
 
     def differences(self) -> dict[str, list[str]]:

@@ -64,7 +64,6 @@ class RunRecord:
       steps_per_epoch: None where the data has no end.
       best_metric: of evaluations, by which the best is chosen; low or high is best.
       low_is_best: which of them.
-      price_per_hour: of all devices together, in any currency; None where it is not bound.
     """
 
     began: float = 0.0
@@ -77,7 +76,6 @@ class RunRecord:
     steps_per_epoch: float | None = None
     best_metric: str = ""
     low_is_best: bool = False
-    price_per_hour: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,12 +139,6 @@ class RunFolder:
         if self.began is None or not ends:
             return own
         return max(max(ends) - self.began, own or 0.0)
-
-    @property
-    def cost(self) -> float | None:
-        """What the wall time cost, where a price is bound."""
-        price = self.record.price_per_hour if self.record else None
-        return None if price is None or self.seconds is None else price * self.seconds / 3600
 
     def of_split(self, split: str) -> list[Mapping[str, Any]]:
         return [event for event in self.events if event.get("split") == split]

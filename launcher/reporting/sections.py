@@ -209,8 +209,6 @@ def _tiles(folder: RunFolder) -> list[str]:
         tiles.append(page.tile(f"{sorted(speed)[len(speed) // 2]:,.0f}", "examples a second, median"))
     if len(folder.attempts) > 1:
         tiles.append(page.tile(str(len(folder.attempts)), "attempts"))
-    if folder.cost is not None:
-        tiles.append(page.tile(f"{folder.cost:,.2f}", "cost at train.price_per_hour"))
     share = folder.summary.get("goodput_share")
     if _is_number(share):
         tiles.append(page.tile(f"{share:.1%}", "goodput"))

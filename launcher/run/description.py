@@ -65,7 +65,6 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
         steps_per_epoch=examples / recipe.global_batch_size if examples else None,
         best_metric=recipe.best_metric,
         low_is_best=recipe.best_metric in LOW_IS_BEST,
-        price_per_hour=recipe.price_per_hour,
     )
 
 

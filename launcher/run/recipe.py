@@ -145,8 +145,6 @@ class Recipe:
       best_metric: evaluation metric the best checkpoint is chosen by: the lowest value of loss, perplexity and
         bits_per_byte, the highest of any other.
       eval_batch_size: examples of an evaluation batch over all replicas; None for `global_batch_size`.
-      price_per_hour: price of an hour of all devices together, in any currency, for the cost in the report and in
-        comparisons; None to say nothing of it.
     """
 
     task: Any = gin.REQUIRED
@@ -189,7 +187,6 @@ class Recipe:
     checkpoints: Checkpoints = dataclasses.field(default_factory=Checkpoints)
     best_metric: str = "loss"
     eval_batch_size: int | None = None
-    price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         task = complete(self.task)
@@ -208,7 +205,7 @@ class Recipe:
         if self.loss_chunks != "auto" and task.logits_shape is None:
             raise UsageError(f"train.loss_chunks = {self.loss_chunks}: only a task of text has it; leave it out")
         _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
-        for name in ("steps", "epochs", "eval_batch_size", "price_per_hour", "bucket_bytes"):
+        for name in ("steps", "epochs", "eval_batch_size", "bucket_bytes"):
             value = getattr(self, name)
             check_value(f"train.{name}", value, value is None or value > 0, "more than 0")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:

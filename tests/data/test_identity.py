@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from own_files import EACH, encoded, example, examples, write_array_records, write_folders, write_tfrecords
+from own_files import EACH, encoded, example, examples, write_folders, write_tfrecords
 from sources import made
 
 from launcher.data import keras_data, pipeline
@@ -66,9 +66,6 @@ SOURCES = {
     "TFRecords": of_files(lambda root, changed: f"tfrecord:{write_tfrecords(root, records(changed))}"),
     "TFRecords in other files": of_files(
         lambda root, changed: f"tfrecord:{write_tfrecords(root, records(False), 3 + changed)}"
-    ),
-    "ArrayRecords": of_files(
-        lambda root, changed: f"array_record:{write_array_records(root, records(False), 3 + changed)}"
     ),
     "running text": lambda root, changed: TextCorpus(
         name=f"lines:{text(root, changed)}/*.txt", vocab_size=300, length=16

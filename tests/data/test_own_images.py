@@ -20,7 +20,6 @@ from own_files import (
     examples,
     picture,
     standardised,
-    write_array_records,
     write_folders,
     write_tfrecords,
 )
@@ -37,7 +36,7 @@ from launcher.errors import UsageError
 pytestmark = pytest.mark.slow
 
 ALL = EACH * len(CLASSES)
-KINDS = ("folder", "tfrecord", "array_record")
+KINDS = ("folder", "tfrecord")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +51,6 @@ def written(tmp_path_factory):
     return {
         "folder": f"folder:{write_folders(root / 'folder')}",
         "tfrecord": f"tfrecord:{write_tfrecords(root / 'records', examples(first_label=1))}",
-        "array_record": f"array_record:{write_array_records(root / 'arrays', examples(first_label=1))}",
     }
 
 
@@ -82,7 +80,7 @@ def everything(data: ImageData) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("kind", "in_memory"),
-    repeated_but([*((kind, True) for kind in KINDS), ("array_record", False)], itertools.product(KINDS, [True, False])),
+    repeated_but([*((kind, True) for kind in KINDS), ("tfrecord", False)], itertools.product(KINDS, [True, False])),
 )
 def test_every_picture_comes_once_with_its_class(written, kind, in_memory):
     data = opened(written, kind, in_memory=in_memory)
@@ -249,14 +247,6 @@ def test_a_damaged_record_file_is_named_with_the_place(shard, damage, words):
         file.truncate()
     with pytest.raises(UsageError, match=f"{path} .*{words}"):
         records.TFRecords.open([path])
-
-
-def test_array_records_need_python_on_every_host(written):
-    (shard,) = shards(hosts=1, replicas=1, batch=4)
-    shard = type(shard)(**{**shard.__dict__, "in_this_process": False})
-    with pytest.raises(UsageError, match="convert it to TFRecords"):
-        opened(written, "array_record", in_memory=False).train_batches(shard)
-    opened(written, "tfrecord", in_memory=False).train_batches(shard)
 
 
 # -------------------------------------------------------------------------------------------------------- image files

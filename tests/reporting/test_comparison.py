@@ -16,14 +16,13 @@ from launcher.reporting.run_folder import RunRecord
 BEGAN = 1_700_000_000.0
 
 
-def trained(folder: Path, *, rate: float, accuracy: float, config: str, price: float | None = None) -> Path:
+def trained(folder: Path, *, rate: float, accuracy: float, config: str) -> Path:
     """A folder of a run of 20 steps, one a second."""
     record = RunRecord(
         started=BEGAN,
         recipe=("some.gin",),
         plan={"strategy": "one_device", "seed": "0"},
         best_metric="accuracy",
-        price_per_hour=price,
     )
     run_folder.write_record(folder, record)
     now = [BEGAN]
@@ -41,7 +40,7 @@ def trained(folder: Path, *, rate: float, accuracy: float, config: str, price: f
 def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, list[str]], Page]:
     """The rows of the table on the terminal, and the page, of two runs that differ in little."""
     runs = (
-        trained(tmp_path / "one" / "run", rate=1.0, accuracy=0.9, config="cosine.peak = 0.1\n", price=180.0),
+        trained(tmp_path / "one" / "run", rate=1.0, accuracy=0.9, config="cosine.peak = 0.1\n"),
         trained(
             tmp_path / "other" / "run",
             rate=2.0,
@@ -62,7 +61,6 @@ def test_the_table_has_the_results_and_what_differs(compared: tuple[dict[str, li
     assert rows["best accuracy"] == ["0.9 at step 20", "0.8 at step 20"]
     assert rows["wall time"] == ["20.0 s", "20.0 s"]
     assert rows["seconds to best"] == ["20", "20"]
-    assert rows["cost"] == ["1.00", "-"]
     assert rows["cosine.peak"] == ["0.1", "0.2"]
     assert not {"momentum.momentum", "verify.steps", "seed", "keras"} & set(rows), "what is the same, or of other modes"
     assert "lamb.beta_1" not in rows and "1 bindings of parts that not all runs have" in page.words

@@ -43,7 +43,6 @@ RECORD = RunRecord(
     total_steps=60,
     steps_per_epoch=20.0,
     best_metric="accuracy",
-    price_per_hour=36.0,
 )
 ATTEMPTS = [
     {
@@ -114,7 +113,6 @@ def test_the_page_says_what_came_out_and_of_what(tmp_path: Path) -> None:
     assert "tensorflow 2.21.0" in page.words
     assert "train.steps 50 60" in page.section("Changed from the recipe")
     assert "train 12.3 s" in page.section("Where the time went")
-    assert "0.60 cost" in page.words  # 60 s at 36 an hour
 
 
 def test_curves_run_over_steps_time_and_epochs_without_what_never_moves(tmp_path: Path) -> None:
@@ -185,10 +183,10 @@ def test_what_a_newer_version_has_added_is_left_out(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "run.json").read_text())
     found["changes"][0]["by"] = "--gin_param"
     found["changes"] += [{"binding": "of another form"}, "train.seed"]
-    found |= {"price_per_hour": {"EUR": 36}, "hosts": ["one"]}
+    found |= {"hosts": ["one"]}
     (tmp_path / "run.json").write_text(json.dumps(found))
     record = run_folder.read_record(tmp_path)
-    assert record is not None and record.changes == RECORD.changes and record.price_per_hour is None
+    assert record is not None and record.changes == RECORD.changes
     assert "train.steps" in write_report(tmp_path).read_text()
 
 

@@ -1,4 +1,4 @@
-"""Images as users have them: in class folders, TFRecords and ArrayRecords, all of one set of small pictures."""
+"""Images as users have them: in class folders, TFRecords, all of one set of small pictures."""
 
 from __future__ import annotations
 
@@ -61,16 +61,6 @@ def write_tfrecords(root: Path, records: list[bytes], shards: int = 3) -> str:
     """Deals the records out to files; returns their pattern."""
     root.mkdir(parents=True, exist_ok=True)
     return _dealt(records, shards, lambda shard: tf.io.TFRecordWriter(f"{root}/{shard}.tfrecord"), f"{root}/*.tfrecord")
-
-
-def write_array_records(root: Path, records: list[bytes], shards: int = 3) -> str:
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    root.mkdir(parents=True, exist_ok=True)
-    return _dealt(
-        records, shards, lambda shard: ArrayRecordWriter(f"{root}/{shard}.array_record", "group_size:1"),
-        f"{root}/*.array_record",
-    )  # fmt: skip
 
 
 def _dealt(records: list[bytes], shards: int, open_writer: Callable, pattern: str) -> str:

@@ -5,7 +5,6 @@
     tfds:NAME          any TFDS image classification set: tfds:cifar10, tfds:imagenet2012
     folder:DIR         a folder of JPEG, PNG, GIF or BMP files for each class, in DIR or in DIR/train and DIR/val
     tfrecord:GLOB      TFRecord files with image/encoded and image/class/label, or what record_images.features says
-    array_record:GLOB  the same in ArrayRecord files
     synthetic          made up, for speed runs
 
 Batches are {"image": float32 [b, height, width, channels], standardised per channel, "label": int32 [b],
@@ -161,7 +160,6 @@ _KINDS: dict[str, Callable[..., ImageSource]] = {
     "tfds:": TfdsImages,
     "folder:": folder_images,
     "tfrecord:": record_images,
-    "array_record:": functools.partial(record_images, format="array_record"),
 }
 
 
@@ -183,7 +181,7 @@ def image_data(
     """Labelled images by name or from a source. Decodes none: that happens with the first batch.
 
     Args:
-      name: "digits", "fashion_mnist", "synthetic", "tfds:NAME", "folder:DIR", "tfrecord:GLOB" or "array_record:GLOB".
+      name: "digits", "fashion_mnist", "synthetic", "tfds:NAME", "folder:DIR" or "tfrecord:GLOB".
       source: in place of a name: `@tfds_images()`, `@folder_images()`, `@record_images()` or `@synthetic_images()`.
       image_size: height and width in pixels; needed where stored images differ in size and for "synthetic".
       num_classes: more classes than the data set has.

@@ -1,4 +1,4 @@
-"""Images in the tf.train.Examples of TFRecord or ArrayRecord files: `image_data.name = 'tfrecord:GLOB'`.
+"""Images in the tf.train.Examples of TFRecord files: `image_data.name = 'tfrecord:GLOB'`.
 
 Each record has an image's file and its label. Without `eval_files`, a share of the records is held out by a
 hash of their file's name and their number in it.
@@ -18,28 +18,22 @@ from launcher.data import files
 from launcher.data.images import image_header
 from launcher.data.images.image_header import DamagedImageError
 from launcher.data.images.own_images import OwnImages, own_images
-from launcher.data.records import ArrayRecords, Records, TFRecords
-from launcher.errors import UsageError, advice, listed
+from launcher.data.records import TFRecords
+from launcher.errors import UsageError, listed
 from launcher.machine.no_autograph import no_autograph
 
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
 """What everybody's ImageNet shards call them."""
-
-FORMATS: Mapping[str, type[TFRecords] | type[ArrayRecords]] = {"tfrecord": TFRecords, "array_record": ArrayRecords}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordImages:
     """Images of records; see `launcher.data.images.encoded.EncodedImages`."""
 
-    records: Records  # each a `tf.train.Example`
+    records: TFRecords  # each a `tf.train.Example`
     features: Mapping[str, str]  # what it calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer
     first_label: int  # of the first class; labels of batches count from 0
     num_classes: int
-
-    @property
-    def needs_python(self) -> str | None:
-        return getattr(self.records, "needs_python", None)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -97,7 +91,7 @@ class RecordImages:
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
         try:
             features = tf.train.Example.FromString(self.records.read(index)).features.feature
-        except Exception as error:  # protobuf's implementations have exceptions of their own, array_record has others
+        except Exception as error:  # protobuf's implementations have exceptions of their own
             raise UsageError(f"it is no tf.train.Example ({type(error).__name__})") from None
         image, label = self.features["image"], self.features["label"]
         for role, name, kind in (("image", image, "bytes_list"), ("label", label, "int64_list")):
@@ -112,7 +106,6 @@ class RecordImages:
 def record_images(
     pattern: str,
     *,
-    format: str = "tfrecord",
     num_classes: int = gin.REQUIRED,
     features: Mapping[str, str] | None = None,
     first_label: int = 0,
@@ -124,7 +117,6 @@ def record_images(
 
     Args:
       pattern: of the files to train on.
-      format: "tfrecord" or "array_record".
       num_classes: how many classes there are, which records do not say.
       features: {"image": NAME, "label": NAME}, or one of them, instead of those of ImageNet's shards.
       first_label: the label of the first class; many shards of ImageNet count from 1.
@@ -132,17 +124,15 @@ def record_images(
       eval_share: how much to hold out where there are none: 0.1 by default; 0 for none.
       channels: of the images that come out: 3, or 1 for grey.
     """
-    if format not in FORMATS:
-        raise UsageError(f"record_images.format = {format!r} is unknown{advice(format, FORMATS)}")
     for key, value in (features or {}).items():
         if key not in FEATURES or not isinstance(value, str):
             raise UsageError(f"record_images.features = {features!r} must name 'image', 'label' or both")
 
-    name = f"{format}:{pattern}"
+    name = f"tfrecord:{pattern}"
 
     def images(found: str, binding: str) -> RecordImages:
         return RecordImages(
-            records=FORMATS[format].open(files.matching(found, binding)),
+            records=TFRecords.open(files.matching(found, binding)),
             features={**FEATURES, **(features or {})},
             first_label=first_label,
             num_classes=num_classes,
