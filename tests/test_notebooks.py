@@ -249,6 +249,7 @@ def test_what_is_no_mistake_of_the_users_keeps_its_traceback(notebook):
     assert "Traceback (most recent call last)" in error and "MemoryError: all is used" in error
 
 
+@pytest.mark.nightly  # test_recovery.py stops runs by the same signal
 def test_a_run_that_the_stop_button_ended_goes_on_and_ends_as_one_that_nobody_touched(tmp_path):
     with opened(tmp_path) as notebook:
         notebook.run(SETUP + "\nreplicas = 2")

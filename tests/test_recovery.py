@@ -266,6 +266,7 @@ def test_sigterm_while_nobody_looks_at_it_saves_what_an_evaluation_began_with(
     assert_as_undisturbed(run_launcher, run, *flags)
 
 
+@pytest.mark.nightly  # test_elastic_resume.py stops four workers by one
 @pytest.mark.heavy
 @pytest.mark.parametrize("shard", repeated_but(["optimizer"], ["none", "optimizer"]))
 def test_sigterm_to_a_worker_for_which_the_others_wait_saves_on_all(start_launcher, run_launcher, tmp_path, shard):

@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from launcher.doctor import collective, folder, host, packages, peer_exchange, tensorflow_checks, variables
 from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
 from launcher.errors import EXIT_FAILED, UsageError, advice
-from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting import strict_json
 from launcher.reporting.console import columns
 
 SCHEMA_VERSION = 1
@@ -28,7 +26,6 @@ CHECKS = (
     packages.tensorflow_package,
     packages.packages,
     variables.variables,
-    host.processor,
     host.cores,
     host.memory,
     host.open_files,
@@ -39,10 +36,8 @@ CHECKS = (
     peer_exchange.peers,
     peer_exchange.agreement,
     tensorflow_checks.tensorflow,
-    tensorflow_checks.build,
     tensorflow_checks.devices,
     tensorflow_checks.gpus,
-    tensorflow_checks.xla,
     tensorflow_checks.recipe,
     tensorflow_checks.data,
     collective.collective,
@@ -57,13 +52,6 @@ def run(checks: Iterable[Check], context: Context, *, in_json: bool = False) -> 
         _write(strict_json.dumps(as_json(findings, skipped, code), indent=2))
     else:
         show_end(findings, skipped, code)
-    peers = context.cluster_or_error
-    is_chief = isinstance(peers, UsageError) or peers.is_chief
-    if is_chief and context.model_dir is not None and os.path.isdir(context.model_dir):
-        found = as_json(findings, [], code)
-        with contextlib.suppress(OSError):  # that it cannot be written to is a finding
-            strict_json.write(Path(context.model_dir, run_folder.DOCTOR), found)
-            report.refresh(context.model_dir)
     return code
 
 

@@ -10,7 +10,6 @@ from launcher.doctor import nvidia
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-_BFLOAT16 = ("amx_bf16", "avx512_bf16")
 
 _GIB = 2**30
 _MIB = 2**20
@@ -23,21 +22,6 @@ _FEW_FILES = 4096
 _LITTLE_SHARED_MEMORY = _GIB
 
 _MUCH_OF_A_GPU = 0.1
-
-
-@check("the CPU's instructions and the policy for it")
-def processor(context: Context) -> Iterator[Finding]:
-    told = _fields(context, "proc/cpuinfo")
-    flags, model = told.get("flags", "").split(), told.get("model name") or platform.machine()
-    if flags and platform.machine() == "x86_64" and "avx" not in flags:
-        yield fail(f"{model} has no AVX", "TensorFlow's wheels need AVX: use a newer machine, or build it")
-        return
-    bfloat16 = [flag for flag in _BFLOAT16 if flag in flags]
-    if bfloat16:
-        policy = f"multiplies bfloat16 ({', '.join(bfloat16)}): mixed_bfloat16 may be faster than float32 (measure)"
-    else:
-        policy = "no bfloat16 instructions: float32 is the policy for it"
-    yield ok(f"{model}, {policy}")
 
 
 @check("threads against cores and the container's quota")
@@ -152,7 +136,7 @@ def _reclaimable(context: Context, folder: str) -> int:
     return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
 
 
-@check("limits on files, their size and locked memory")
+@check("limits on files and locked memory")
 def open_files(context: Context) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     seen = f"{_count(soft)} may be open at once (ulimit -n; {_count(hard)} at most)"
@@ -160,8 +144,6 @@ def open_files(context: Context) -> Iterator[Finding]:
     higher = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     raise_hard = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
     yield warn(seen, "ulimit -n 65536" if higher else raise_hard) if few else ok(seen)
-    if (size := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:
-        yield warn(f"no checkpoint may be above {size / _MIB:,.0f} MiB (ulimit -f)", "ulimit -f unlimited")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and (context.root / "dev/infiniband").is_dir():
         yield warn(

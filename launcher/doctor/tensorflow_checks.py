@@ -1,16 +1,11 @@
 """Checks of TensorFlow: its import, build and devices, and the recipe and data of a training."""
 
-import re
 from collections.abc import Iterator
 
 from launcher.doctor import child, nvidia
-from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED
 from launcher.machine import installation
-
-_UNKNOWN_FLAG = re.compile("Unknown flags? in XLA_FLAGS")
-_ONEDNN = "oneDNN custom operations are on"
 
 
 @check("TensorFlow and Keras 3 start", waits_for="starting TensorFlow in a process of its own")
@@ -40,24 +35,8 @@ def tensorflow(context: Context) -> Iterator[Finding]:
 
 def _crash(outcome: child.ChildResult) -> Finding:
     seen = f"after {list(outcome.answers)[-1]!r} its process {outcome.how}"
-    if _UNKNOWN_FLAG.search(outcome.log):
-        return fail(seen, "unset XLA_FLAGS, or correct it: XLA ends a process over a flag it does not know")
     fix = "look at the driver, and at what other programs do on the devices"
     return fail(seen, fix, exit_code=EXIT_FAILED)
-
-
-@check("CUDA, cuDNN, NCCL, oneDNN of TensorFlow")
-def build(context: Context) -> Iterator[Finding]:
-    answer = context.says("build")
-    values = answer.values
-    onednn = "oneDNN on" if _ONEDNN in context.tensorflow.log else "oneDNN not mentioned in the log"
-    if not values.get("is_cuda_build"):
-        yield ok(f"for CPU{' and ROCm' if values.get('is_rocm_build') else ''}, {onednn}")
-        return
-    found = packages_lib.installed()
-    nccl = next((str(one) for one in map(found.get, ("nvidia-nccl-cu12", "nvidia-nccl-cu13")) if one), "NCCL built in")
-    cuda, cudnn = values.get("cuda_version", "unknown"), values.get("cudnn_version", "unknown")
-    yield ok(f"for CUDA {cuda}, cuDNN {cudnn}, {nccl}, {onednn}")
 
 
 @check("GPUs and TPUs, and the policy for each")
@@ -91,15 +70,6 @@ def gpus(context: Context) -> Iterator[Finding]:
     growth = "memory is taken as it is needed" if all(answer.values["memory_growth"]) else "all memory is taken at once"
     tf32 = "TF32 on" if answer.values["tf32"] else "TF32 off"
     yield ok(f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
-
-
-@check("XLA compiles a function")
-def xla(context: Context) -> Iterator[Finding]:
-    answer = context.says("xla")
-    if answer.error:
-        yield warn(f"does not compile: {answer.error}", "leave train.jit_compile = False; look at XLA_FLAGS")
-    else:
-        yield ok(f"compiles and runs a function in {answer.values['seconds']:.1f} s")
 
 
 @check("--gin_file loads")

@@ -109,20 +109,8 @@ def _gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     return {"memory_growth": growth, "tf32": tf.config.experimental.tensor_float_32_execution_enabled()}
 
 
-def _xla(request: dict[str, Any]) -> dict[str, Any]:
-    import tensorflow as tf
-
-    started = time.monotonic()
-    doubled = tf.function(lambda x: x * 2.0 + 1.0, jit_compile=True)(tf.ones(3))
-    if doubled.numpy().tolist() != [3.0, 3.0, 3.0]:
-        raise RuntimeError(f"a compiled function returns {doubled.numpy()}, not 3")
-    return {"seconds": time.monotonic() - started}
-
-
 # By name, in the order in which they are taken.
-TOPICS = {
-    one.__name__.removeprefix("_"): one for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _xla)
-}
+TOPICS = {one.__name__.removeprefix("_"): one for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus)}
 
 
 if __name__ == "__main__":

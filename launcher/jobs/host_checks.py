@@ -39,9 +39,8 @@ def check(backend: Backend, commands: Sequence[Command], ended: Callable[[Sequen
         said = next(
             (" ".join(line.split()[1:]) for line in lines if line.startswith("fail")), f"exit code {cause.code}"
         )
-        host = backend.leave_out(cause.rank, f"it fails the checks: {said}")
-        if host:
-            why = cause.trouble.what if cause.trouble else said
+        why = cause.trouble.what if cause.trouble else said
+        if host := backend.leave_out(cause.rank, f"it fails the checks: {why}"):
             raise NotReady(f"{host} fails the checks before an attempt: {why} ({worker.command.log})", cause.rank)
         return False
     return True

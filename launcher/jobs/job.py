@@ -199,9 +199,7 @@ class Backend(Protocol):
         """Whether more workers could run than do, of those that the job has."""
 
     def leave_out(self, rank: int, why: str) -> str:
-        """Starts no more workers on the host of a worker of this attempt, where others are enough; returns "" then, and
-        else the name of that host.
-        """
+        """Starts no more workers on a worker's host, where others are enough; returns "" then, or that host's name."""
 
     def clear(self, cause: Outcome | None = None) -> None:
         """Makes sure that nothing of the attempt still runs, as far as it can be killed, and forgets it.

@@ -50,21 +50,11 @@ class ComparedRuns:
         return {name: cells for name, cells in found.items() if any(cell not in (_ABSENT, "") for cell in cells)}
 
     def differences(self) -> dict[str, list[str]]:
-        """Facts of the plan, bindings and versions that are not the same in all runs that have them.
-
-        What another model or optimizer binds is not among them: see `not_in_all`.
-        """
+        """Facts of the plan, bindings and versions that are not the same in all runs."""
         versions = [folder.summary.get("versions") or {} for folder in self.folders]
-        bindings = self._bindings()
-        common = {name: cells for name, cells in bindings.items() if _ABSENT not in cells or name.startswith("train.")}
         facts = _different([_facts(folder) for folder in self.folders])
         facts = {name: cells for name, cells in facts.items() if len({*cells} - {_ABSENT}) > 1}
-        return {**facts, **common, **_different(versions)}
-
-    def not_in_all(self) -> dict[str, list[str]]:
-        """Bindings of parts that not every run has."""
-        differences = self.differences()
-        return {name: cells for name, cells in self._bindings().items() if name not in differences}
+        return {**facts, **self._bindings(), **_different(versions)}
 
     def _bindings(self) -> dict[str, list[str]]:
         """Bindings that differ, without those of other modes, which no training reads."""
@@ -74,9 +64,7 @@ class ComparedRuns:
     def rows(self) -> list[list[str]]:
         """The table, its heading first: results, then what differs."""
         body = [[name, *cells] for name, cells in {**self.results(), **self.differences()}.items()]
-        rows = [["", *self.labels], *([_shortened(cell) for cell in row] for row in body)]
-        rest = len(self.not_in_all())
-        return rows + ([[f"and {rest} bindings of parts that not all have", *[""] * len(self.labels)]] if rest else [])
+        return [["", *self.labels], *([_shortened(cell) for cell in row] for row in body)]
 
     def write(self, folder: str) -> Path:
         """Writes FOLDER/compare.html, atomically, and returns its path; OSError where it cannot be written."""
@@ -91,9 +79,6 @@ class ComparedRuns:
         differences = self.differences()
         told = page.grid([heading, *([name, *cells] for name, cells in differences.items())])
         told = told if differences else page.paragraph("Nothing in configuration or versions.")
-        if rest := self.not_in_all():
-            table = page.grid([heading, *([name, *cells] for name, cells in rest.items())])
-            told += page.details(f"{len(rest)} bindings of parts that not all runs have", table)
         folders = {label: str(one.path) for label, one in zip(self.labels, self.folders, strict=True)}
         sections = [
             Section("Results", page.grid([heading, *([name, *cells] for name, cells in self.results().items())])),

@@ -1,13 +1,11 @@
-"""The sections of a page on what other modes found: precision, verify, drill, preflight, doctor."""
+"""The sections of a page on what other modes found: precision, verify, drill."""
 
 import html
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.reporting import page, run_folder
 from launcher.reporting.page import Section
-from launcher.reporting.units import bytes_text, step_text
 
 
 def precision(found: Mapping[str, Any]) -> Section:
@@ -55,52 +53,10 @@ def drill(found: Mapping[str, Any]) -> Section:
     return Section("Drill", _verdict(said, passed) + page.facts(rows) + _list(found.get("failures", [])))
 
 
-def preflight(found: Mapping[str, Any]) -> Section:
-    """Whether the step fits TPUs and GPUs, and how fast it can be there."""
-    cases = [one for one in found.get("cases", []) if isinstance(one, Mapping)]
-    heading = ["Where", "Batch", "A replica", "Verdict", "Memory needed", "Of it", "Step", "Bound by", "MFU"]
-    rows = [[*heading, "Examples/s"], *map(_preflight_row, cases)]
-    rows += [
-        [one.get("case"), "", "", f"not applicable: {one.get('why')}", *[""] * 6]
-        for one in found.get("not_applicable", [])
-    ]
-    body = page.grid(rows)
-    for one in cases:
-        told = [str(one["refusal"])] if one.get("refusal") else []
-        told += list(one.get("advice", []))
-        if told:
-            changes = ", ".join(map(str, one.get("changes", [])))
-            name = f"{one.get('accelerator_type')}{changes and f' with {changes}'}"
-            body += f"<h3>{html.escape(name)}</h3>{_list(told)}"
-    recipe = ", ".join(found.get("recipe", []))
-    return Section("Preflight", page.paragraph(f"Compiled for these: {recipe}") + body)
-
-
-def doctor(found: Mapping[str, Any]) -> Section:
-    """What was found of the machine; what is well is folded away."""
-    findings = [one for one in found.get("findings", []) if isinstance(one, Mapping)]
-    counts = Counter(one.get("status") for one in findings)
-    said = ", ".join(f"{counts[name]} {name}" for name in ("fail", "warn", "ok") if counts[name])
-    body = _verdict(f"{said}.", not counts["fail"])
-    heading = ["", "Check", "Seen", "Fix"]
-
-    def rows(chosen: Sequence[Mapping[str, Any]]) -> str:
-        cells = [[one.get("status"), one.get("check"), one.get("seen"), one.get("fix") or ""] for one in chosen]
-        return page.grid([heading, *cells])
-
-    troubles = [one for one in findings if one.get("status") != "ok"]
-    well = [one for one in findings if one.get("status") == "ok"]
-    body += rows(troubles) if troubles else ""
-    body += page.details(f"{len(well)} checks that found nothing", rows(well)) if well else ""
-    return Section("Doctor", body)
-
-
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], Section]] = {
     run_folder.DRILL: drill,
     run_folder.PRECISION: precision,
     run_folder.VERIFY: verify,
-    run_folder.PREFLIGHT: preflight,
-    run_folder.DOCTOR: doctor,
 }
 
 
@@ -118,23 +74,6 @@ def _lint(findings: Sequence[Mapping[str, Any]]) -> list[str]:
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
         parts.append(page.details(f"{lines[0]}{more}", _list(lines)))
     return parts
-
-
-def _preflight_row(one: Mapping[str, Any]) -> list[str]:
-    hbm, bounds = one.get("hbm"), one.get("roofline")
-    row = [page.show(one.get(name)) for name in ("accelerator_type", "global_batch_size", "per_replica_batch_size")]
-    row.append(str(one.get("verdict")))
-    row += [bytes_text(hbm["needed"]), f"{hbm['needed'] / hbm['available']:.0%}"] if hbm else ["", ""]
-    if not bounds:
-        return [*row, "", "", "", ""]
-    mfu, rate = bounds.get("mfu"), bounds.get("examples_per_second")
-    return [
-        *row,
-        step_text(bounds["step_seconds"], bounds.get("estimated_seconds")),
-        str(bounds.get("most_for", bounds["bound_by"])),
-        "" if mfu is None else f"{mfu:.1%}",
-        "" if rate is None else f"{rate:,.0f}",
-    ]
 
 
 def _deviation(found: Mapping[str, Any] | None) -> str:

@@ -16,8 +16,8 @@ from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
 CONFIG = "config.gin"
-RESULTS = ("precision.json", "verify.json", "drill.json", "preflight.json", "doctor.json", "samples.json")
-PRECISION, VERIFY, DRILL, PREFLIGHT, DOCTOR, SAMPLES = RESULTS
+RESULTS = ("precision.json", "verify.json", "drill.json", "preflight.json", "samples.json")
+PRECISION, VERIFY, DRILL, PREFLIGHT, SAMPLES = RESULTS
 RUNNING = "running"
 UNFINISHED = "unfinished"
 

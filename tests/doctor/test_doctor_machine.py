@@ -63,24 +63,6 @@ def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):
     assert f"OMP_NUM_THREADS={many} is more than there are" in found.seen
 
 
-@pytest.mark.parametrize(
-    ("flags", "status", "said"),
-    [
-        ("fpu avx avx2 avx512_bf16", "ok", "mixed_bfloat16 may be faster"),
-        ("fpu avx amx_bf16 avx512f", "ok", "amx_bf16"),
-        ("fpu avx avx2", "ok", "float32 is the policy"),
-        ("fpu sse4_2", "fail", "AVX"),
-    ],
-)
-def test_the_policy_for_a_cpu_follows_from_its_instructions(flags, status, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
-    context = system(tmp_path, proc__cpuinfo=f"processor : 0\nmodel name : Some CPU\nflags\t\t: {flags}\n")
-    found = only(host.processor(context))
-    assert found.status == status
-    assert said in found.seen
-    assert "Some CPU" in found.seen
-
-
 def test_memory_is_what_the_container_leaves_without_files_that_can_be_dropped(tmp_path):
     gib, meminfo = 2**30, "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n"
     context = system(tmp_path, proc__meminfo=meminfo, proc__self__cgroup="0::/app\n", sys__fs__cgroup__app__x="")
@@ -109,16 +91,6 @@ def test_few_open_files_are_warned_of_with_the_command_that_raises_them():
     assert found.status == "warn"
     assert "1,000" in found.seen
     assert "ulimit" in found.fix or "nofile" in found.fix
-
-
-def test_a_limit_on_the_size_of_files_is_found():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**20, before[1]))
-        found = list(host.open_files(Context(environ={})))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "64 MiB (ulimit -f)" in found[-1].seen
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ import sys
 import jsonschema
 import pytest
 from places import ROOT
-from report_page import Page
 
 from launcher import main as entry
 from launcher.doctor import examination
 from launcher.doctor.check import Context, Skip, exit_code, fail, ok, warn, worst
 from launcher.doctor.examination import CHECKS, Check, examine
 
-QUICK = "python,tensorflow_package,packages,variables,processor,cores,memory,open_files,shared_memory,cluster"
+QUICK = "python,tensorflow_package,packages,variables,cores,memory,open_files,shared_memory,cluster"
 
 SCHEMA = {
     "type": "object",
@@ -207,13 +206,3 @@ def test_slurm_and_kubernetes_variables_that_contradict_each_other_fail_too(doct
     code, report = doctor("--doctor_checks=cluster")
     assert code == 64
     assert "JOB_COMPLETION_INDEX" in of(report, "cluster")[0]["seen"]
-
-
-def test_what_was_found_is_a_section_of_the_report_of_a_folder_that_is_there(tmp_path, capsys):
-    flags = ["--mode=doctor", "--doctor_checks=python,memory"]
-    assert entry.main(["launcher", *flags, f"--model_dir={tmp_path / 'none'}"]) == 0
-    assert list(tmp_path.iterdir()) == []
-    assert entry.main(["launcher", *flags, f"--model_dir={tmp_path}"]) == 0
-    found = json.loads((tmp_path / "doctor.json").read_text())["findings"]
-    assert {one["check"] for one in found} == {"python", "memory"}
-    assert "python" in Page.of(tmp_path).section("Doctor")

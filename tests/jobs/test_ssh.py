@@ -213,6 +213,7 @@ def test_a_host_that_fell_silent_is_named_although_its_peers_failed_first(launch
     assert_nothing_left(job, tmp_path)
 
 
+@pytest.mark.nightly  # so it is for local workers, in test_ends_of_a_job.py
 @pytest.mark.heavy
 def test_a_terminal_that_is_not_read_from_holds_nothing_up(fake_environment, hosts, tmp_path):
     servers = hosts(A)

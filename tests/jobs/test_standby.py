@@ -97,6 +97,7 @@ def test_spares_end_with_a_job_that_is_preempted(standing_by):
     assert not any(map(is_running, waiting))
 
 
+@pytest.mark.nightly  # a process for each recipe
 def test_a_spare_has_what_recipes_name_and_no_device():
     done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n"

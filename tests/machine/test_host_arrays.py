@@ -64,7 +64,9 @@ def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
     np.testing.assert_array_equal(tf.identity(tensor).numpy(), expected)
 
 
-@pytest.mark.parametrize(("use", "least", "most"), [("copied", 190, 260), ("first batch", 0, 60)])
+@pytest.mark.parametrize(
+    ("use", "least", "most"), [("copied", 190, 260), pytest.param("first batch", 0, 60, marks=pytest.mark.nightly)]
+)
 def test_an_array_takes_its_memory_once_as_a_tensor_and_not_at_all_as_examples(use, least, most):
     done = subprocess.run([sys.executable, "-c", PEAK, use], capture_output=True, text=True, check=True)
     assert least <= float(done.stdout) < most

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 import launcher
 from launcher.errors import UsageError
@@ -103,7 +104,7 @@ def padded(start, stop):
 
 
 @pytest.mark.parametrize(("build", "batches"), [(of_five_steps, windows), (of_words, padded)])
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", repeated_but([1], [1, 2]))
 def test_sizes_of_a_batch_need_not_be_known(build, batches, microbatches, two, tmp_path):
     expected = of_keras(build, batches(0, 20), validation_data=batches(20, 31))
     settings = {"epochs": 2, "model_dir": str(tmp_path), "strategy": two, "microbatches": microbatches}

@@ -129,6 +129,7 @@ def _with_state() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1, dtype="float32", name="out")(inner(values)))
 
 
+@pytest.mark.nightly  # many layers, a long trace
 def test_a_model_with_state_is_left_as_it_was_and_counted_whole_and_its_shadow_drops_the_same_in_float32():
     random = np.random.default_rng(0)
     arrays = {"x": random.normal(size=(2, 8, 6, 4)).astype(np.float32), "weight": np.ones((2, 8), np.float32)}

@@ -38,6 +38,7 @@ def program(tmp_path):
     return write
 
 
+@pytest.mark.nightly  # three compilations
 def test_batch_norm_of_a_keras_model_has_a_form_for_every_accelerator(preflight, program):
     recipe, gpus, tpu = program(NORMALISED), "--gpu_type=h100:2,l4:4", "--tpu_type=v5litepod-4"
     refused = preflight(gpus, recipe=recipe)

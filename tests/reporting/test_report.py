@@ -286,12 +286,6 @@ def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) ->
             ],
         },
         "drill.json": {"passed": False, "kind": "kill", "worker": 1, "fault_step": 20, "failures": ["it was <late>"]},
-        "doctor.json": {
-            "findings": [
-                {"check": "memory", "status": "warn", "seen": "little", "fix": "buy more"},
-                {"check": "clock", "status": "ok", "seen": "right", "fix": ""},
-            ]
-        },
     }
     for name, content in found.items():
         (tmp_path / name).write_text(json.dumps(content))
@@ -299,7 +293,6 @@ def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) ->
     page = Page.of(tmp_path)
     assert "2 replicas within 3.0e-07 5.0 s" in page.section("Verify")
     assert "kill: worker 1, step 20" in page.section("Drill") and "it was <late>" in page.section("Drill")
-    assert "1 warn, 1 ok." in page.section("Doctor") and "buy more" in page.section("Doctor")
     assert page.section("Curves") == "", "nothing was trained here"
 
 

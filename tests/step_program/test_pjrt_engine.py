@@ -157,7 +157,10 @@ def given_of(which: str, folder: Path) -> list[str]:
     return flags(folder / "run", 3, "train.epochs = None", *bindings, recipe=which)
 
 
-@pytest.mark.parametrize("which", ["resnet_cpu.gin", "lm_cpu.gin", "transformer_cpu.gin", "program"])
+@pytest.mark.parametrize(
+    "which",
+    repeated_but(["lm_cpu.gin", "program"], ["resnet_cpu.gin", "lm_cpu.gin", "transformer_cpu.gin", "program"]),
+)
 def test_devices_evaluate_and_decode_as_tensorflow_does(run_launcher, tmp_path, which):
     given = given_of(which, tmp_path)
     done = run_launcher(*given)
@@ -329,6 +332,7 @@ launcher.fit(build, (x[:16], x[:16, :1]), validation_data=(x, x[:, :1]), epochs=
 """
 
 
+@pytest.mark.nightly  # in a training it is, above
 @pytest.mark.heavy
 def test_a_worker_that_is_killed_in_an_evaluation_ends_the_others_at_once(start_launcher, free_ports, tmp_path):
     program = tmp_path / "program.py"

@@ -166,6 +166,7 @@ def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_t
     pods.assert_close(found, state, 2e-3)
 
 
+@pytest.mark.nightly  # test_weights_in_parts.py has dropout, too
 def test_each_replica_of_a_pod_draws_the_dropout_of_its_part_of_the_batch(vectors, run_launcher, tmp_path):
     def run(name, replicas, microbatches):
         params = ["Vectors.dropout = 0.5", f"train.microbatches = {microbatches}"]

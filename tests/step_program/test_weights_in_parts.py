@@ -42,6 +42,7 @@ def test_a_language_model_trains_to_the_same_bits(text_folder, run_launcher, tmp
     assert_trains_equal(*in_parts.run_both(tmp_path, *language_model(text_folder, *more), run_launcher))
 
 
+@pytest.mark.nightly  # the kernel by itself is in tests/models
 @pytest.mark.heavy
 def test_with_attention_by_a_kernel_it_trains_as_with_plain_attention(text_folder, run_launcher, tmp_path, monkeypatch):
     monkeypatch.setitem(attention_kernel.KERNELS, "cpu", "splash attention, interpreted")
@@ -154,7 +155,7 @@ launcher.fit(build, (x, y), epochs=2, batch_size=32, precision="mixed_bfloat16")
         # Parts of gradients are used before some weights are put together.
         ("Dense(64)", ()),
         # A weight goes through a loop of the model's own, and with the second case through the one over microbatches.
-        ("GRU(64, return_sequences=True)", ()),
+        pytest.param("GRU(64, return_sequences=True)", (), marks=pytest.mark.nightly),
         pytest.param("GRU(64, return_sequences=True)", ("train.microbatches = 2",), marks=pytest.mark.nightly),
     ],
 )

@@ -120,6 +120,7 @@ def test_a_recipe_of_ones_own_is_verified_on_every_topology_with_its_dropout_off
     assert not (tmp_path / "runs/points/checkpoints").exists()
 
 
+@pytest.mark.nightly  # tests/step_program compares them step by step
 @pytest.mark.heavy
 def test_the_engine_of_jax_is_compared_with_that_of_tensorflow(run_launcher, recipe, tmp_path):
     finished = run_launcher(*recipe, "--engine=pjrt")
