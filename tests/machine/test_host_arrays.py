@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.machine.host_arrays import copied_tensor, rows_of
 
@@ -65,7 +66,7 @@ def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
 
 
 @pytest.mark.parametrize(
-    ("use", "least", "most"), [("copied", 190, 260), pytest.param("first batch", 0, 60, marks=pytest.mark.nightly)]
+    ("use", "least", "most"), repeated_but([("copied", 190, 260)], [("copied", 190, 260), ("first batch", 0, 60)])
 )
 def test_an_array_takes_its_memory_once_as_a_tensor_and_not_at_all_as_examples(use, least, most):
     done = subprocess.run([sys.executable, "-c", PEAK, use], capture_output=True, text=True, check=True)
