@@ -66,7 +66,7 @@ class WandbSink(Sink):
 
 @gin.configurable
 class MlflowSink(Sink):
-    """Logs a run to MLflow; the attempts of one model_dir are runs of one experiment with one name.
+    """Logs a run to MLflow; the attempts of one model_dir are one run there.
 
     Args:
       experiment: its name.
@@ -86,9 +86,12 @@ class MlflowSink(Sink):
         found = client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found is not None else client.create_experiment(self._experiment)
         name = self._name or Path(run.model_dir).absolute().name
-        self._run = client.create_run(experiment, run_name=name, tags={"model_dir": run.model_dir}).info.run_id
+        tags = {"model_dir": str(Path(run.model_dir).absolute())}
+        earlier = client.search_runs([experiment], f"tags.model_dir = {tags['model_dir']!r}", max_results=1)
+        self._run = (earlier or [client.create_run(experiment, run_name=name, tags=tags)])[0].info.run_id
         self._client = client
-        for name, value in run.hyperparameters.items():
+        client.update_run(self._run, "RUNNING")
+        for name, value in ({} if earlier else run.hyperparameters).items():  # one that is logged cannot change
             client.log_param(self._run, name, value)
         client.log_text(self._run, run.config, "config.gin")
 

@@ -171,13 +171,14 @@ def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "tracked").as_uri()
-    report_to(MlflowSink(tracking_uri=uri), model_dir=tmp_path / "run")
+    for _ in range(2):  # attempts of one folder
+        report_to(MlflowSink(tracking_uri=uri), model_dir=tmp_path / "run")
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("launcher").experiment_id])
     assert run.info.status == "FINISHED" and run.info.run_name == "run"
     assert run.data.params == {name: str(value) for name, value in HYPERPARAMETERS.items()}
     history = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in history] == [(10, 0.5), (20, 0.25)]
+    assert [(one.step, one.value) for one in history] == [(10, 0.5), (20, 0.25)] * 2
     assert run.data.metrics["eval/accuracy"] == 0.75
 
 
