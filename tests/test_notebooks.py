@@ -190,13 +190,9 @@ def test_after_tensorflow_was_used_it_trains_and_the_saved_notebook_has_one_prog
     assert len(cell.text.splitlines()) < 40
 
 
-def test_the_history_is_kerass_own_shown_as_a_table_with_the_report(notebook):
+def test_the_history_is_kerass_own_and_has_the_report(notebook):
     assert not notebook.run("history = fit('once')").error
-    (table,) = notebook.run("history").data("text/html")
-    values = notebook.run("print(min(history.history['val_loss']), isinstance(history, keras.callbacks.History))")
-    lowest, is_history = values.text.split()
-    assert is_history == "True"
-    assert "val_accuracy" in table and f"{float(lowest):.4g} (epoch" in table and "<code>once</code>" in table
+    assert notebook.run("print(isinstance(history, keras.callbacks.History))").text.split() == ["True"]
     (report,) = notebook.run("history.report()").data("text/html")
     assert report.startswith("<iframe srcdoc=") and "&lt;!doctype html&gt;" in report.lower()
     assert "launcher.fit in a notebook" in report and "ipykernel" not in report
