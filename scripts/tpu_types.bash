@@ -62,7 +62,7 @@ ask() {
     printf '%s\n' "$answer"
     return
   fi
-  if grep -qE 'NOT_FOUND|was not found' "$errors"; then
+  if grep -qE 'NOT_FOUND|was not found|matched no objects' "$errors"; then
     rm -f -- "$errors"
     return 1
   fi

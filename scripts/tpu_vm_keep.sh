@@ -62,8 +62,8 @@ create() { "$folder/tpu_vm_create.sh" ${dry_run:+--dry_run} --recreate "--zone=$
 
 delete() { run "$folder/tpu_vm_delete.sh" --yes "--node=$node" "--zone=$1" "${project[@]}"; }
 
-# summary.json of the run; nothing where there is none yet, or the bucket does not answer.
-summary() { gcloud storage cat "$save_to/summary.json" 2>/dev/null || true; }
+# summary.json of the run, and nothing where there is none yet; fails where the bucket does not answer.
+summary() { ask gcloud storage cat "$save_to/summary.json" || (($? == 1)); }
 
 # exit_code_of SUMMARY: 0 of a run that is done, 64 or 70 of one that a restart would not mend, else nothing.
 exit_code_of() {
@@ -90,7 +90,7 @@ pause=""
 trap 'stopped 130' INT
 trap 'stopped 143' TERM
 
-before="$(summary)" # of an earlier run in this folder: a failure that may have been mended since
+before="$(summary)" || fail "gcloud cannot read $save_to; its words are above" # of an earlier run in this folder: a failure that may have been mended since
 if [[ "$(exit_code_of "$before")" == 0 ]]; then
   say "$save_to has a run that is done" && exit 0
 fi
@@ -104,7 +104,7 @@ for zone in "${zones[@]}"; do # where an earlier call has made it
   if ((status == 0)); then at="$zone" && break; fi
 done
 while true; do
-  now="$(summary)"
+  now="$(summary)" || now="$before"
   if [[ -n "$at" && "$now" != "$before" ]] && code="$(exit_code_of "$now")" && [[ -n "$code" ]]; then
     say "the run has ended with $code: deleting $node; its files are in $save_to"
     delete "$at" || say "note: $node could not be deleted, and is paid for: scripts/tpu_vm_delete.sh --node=$node --zone=$at"

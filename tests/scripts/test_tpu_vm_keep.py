@@ -127,6 +127,17 @@ def test_a_run_that_is_done_gets_no_node(keep):
     assert (code, changes) == (0, []), err
 
 
+def test_a_bucket_that_does_not_answer_ends_nothing_and_begins_nothing(keep):
+    silent, old = (1, "", "ERROR: (gcloud.storage.cat) HTTPError 503\n"), ended("failed", 64)
+    code, _, err, changes = keep("--zones=a", *JOB, summaries=[silent])
+    assert (code, changes) == (64, []) and "503" in err and "cannot read gs://b/run" in err
+    code, _, err, changes = keep(
+        "--zones=a", *JOB, summaries=[old, old, silent, old, ended("completed", 0)],
+        answers={(*NODE, "describe"): [says("READY")], (*QUEUED, "describe"): [NOT_FOUND]},
+    )  # fmt: skip
+    assert code == 0, err
+
+
 def test_a_signal_leaves_the_node_and_says_so(gcloud):
     gcloud.answers({SUMMARY: [NOTHING], (*NODE, "describe"): [says("READY")]})
     process = start(gcloud, *WHERE, "--zones=a", "--every=600", *JOB)
