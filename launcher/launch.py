@@ -190,6 +190,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         scratch=Path(_temporary_folder(), f"launcher-{identity}"),
         on_event=_on_event(options.on_event),
         checks_hosts=options.check_hosts,
+        leaves_out_stragglers=options.leave_out_stragglers,
         member=place.index if place else None,
         is_pod=place is not None and place.source == cluster.kubernetes.SOURCE,
     )

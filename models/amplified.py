@@ -25,10 +25,8 @@ def amplified_mlp(
     logits, loss and gradients of the weights are those of k = 0, in float32 to the last bit. Only the gradients of the
     activations between are 2^k times smaller, as they are wherever features come in a small unit (raw pixels, counts).
 
-    By construction, the gradient of one activation of the last hidden layer is, at the start, the sum over classes of a
-    weight of the logits (normal, 2^-9) times the gradient of a logit (at most 1 / batch) times 2^-k. With batch 256 and
-    k = 13 that is about 2^-30: float16 makes a zero of it (of all up to 2^-25), and so of everything further back,
-    unless the loss is scaled. It matters because one hidden layer is narrow, and random weights would not do there.
+    At the start such a gradient is about 2^-9 / batch * 2^-k, 2^-30 with the defaults and a batch of 256, of which
+    float16 makes a zero, and so of everything further back, unless the loss is scaled.
 
     Args:
         image_shape: Height and width in pixels, and channels.
@@ -38,8 +36,7 @@ def amplified_mlp(
 
     Returns:
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
-        [batch, num_classes], under any dtype policy; the hidden layers `dense1`, `dense2`, ... compute in the policy's
-        dtype.
+        [batch, num_classes], whose hidden layers `dense1`, `dense2`, ... compute in the policy's dtype.
     """
     check_images(image_shape, num_classes)
     if not units or min(units) < 1:

@@ -52,15 +52,6 @@ class TokenModel(keras.Model):
         finally:
             keras.config.set_dtype_policy(before)
 
-    @property
-    def dimensions(self) -> dict[str, int]:
-        """Sizes that matrix products run over, by the names of a recipe's bindings, for `dimension_notes`."""
-        arguments = json.loads(self._arguments)
-        found = {name: arguments[name] for name in ("vocab_size", "width")}
-        if block := arguments.get("block"):
-            found |= {"hidden": block["hidden"], "width / heads": self._width // block["attention"]["heads"]}
-        return found
-
     def build(self, input_shape: Any = None) -> None:
         del input_shape
         for layer in self.layers:

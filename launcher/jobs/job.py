@@ -37,6 +37,7 @@ class Job:
       member: where the others belong to supervisors of their own, with one `model_dir` for all: the rank of the only
         worker of this one. None where all workers are this supervisor's.
       checks_hosts: whether the doctor looks at every worker's place before an attempt.
+      leaves_out_stragglers: whether a straggler's host is left out, where others are enough.
       on_event: the words of a command that is told of restarts and of the end; see `EventHook`.
       is_pod: whether Kubernetes replaces what ends with 42 without counting it.
     """
@@ -54,6 +55,7 @@ class Job:
     member: int | None = None
     is_pod: bool = False
     checks_hosts: bool = False
+    leaves_out_stragglers: bool = False
     on_event: tuple[str, ...] = ()
 
     def log(self, attempt: int, rank: int) -> Path:

@@ -1,8 +1,9 @@
 """A job as a JobSet of Kubernetes: one pod a worker, each with a supervisor of its own, restarted by the cluster.
 
-There is no head. In every pod runs `python -m launcher.launch --backend=member`, which finds its peers by what
-`launcher.machine.cluster.kubernetes` reads and jobset.yaml, which is filled in here, says. What becomes of the job is
-for the JobSet to decide, by the exit codes of its pods:
+Kubeflow Trainer makes the JobSet where it is asked for as a TrainJob. There is no head: in every pod runs
+`python -m launcher.launch --backend=member`, which finds its peers by what `launcher.machine.cluster.kubernetes` reads
+and jobset.yaml, which is filled in here, says. What becomes of the job is for the JobSet to decide, by the exit codes
+of its pods:
 
     64, 70       the JobSet fails at once: a retry will not help
     42           saved and preempted: the pod is replaced, which no count limits. So ends also what failed with a new
@@ -11,13 +12,14 @@ for the JobSet to decide, by the exit codes of its pods:
 """
 
 import dataclasses
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,7 +33,11 @@ from launcher.machine.cluster.kubernetes import DEFAULT_PORT
 # What only this backend reads.
 FLAGS: Mapping[str, Any] = {
     "image": (flags.DEFINE_string, None, "Container image with Launcher in it, for kubernetes."),
-    "job_name": (flags.DEFINE_string, None, "Name of the JobSet. Default: the recipe's."),
+    "manifest": (
+        flags.DEFINE_enum, "jobset", ["jobset", "trainjob"],
+        "A JobSet, or a TrainJob of Kubeflow Trainer with the TrainingRuntime that makes this JobSet of it.",
+    ),
+    "job_name": (flags.DEFINE_string, None, "Name of the JobSet or TrainJob. Default: the recipe's."),
     "namespace": (flags.DEFINE_string, None, "Its namespace. Default: the one kubectl is set to."),
     "volume_claim": (
         flags.DEFINE_string, None, "PersistentVolumeClaim that all pods mount at the parent folder of --model_dir."
@@ -41,12 +47,16 @@ FLAGS: Mapping[str, Any] = {
     ),
     "overlay": (
         flags.DEFINE_string, None,
-        "YAML file that is laid over the JobSet (keys metadata, spec) and over its pods (pod: metadata, spec): labels, "
+        "YAML file that is laid over the job (metadata), its JobSet (spec) and its pods (pod: metadata, spec): labels, "
         "selectors of nodes, tolerations, secrets, further volumes.",
     ),
 }  # fmt: skip
 
 _REPLICATED_JOB = "worker"
+# What Kubeflow Trainer knows its own job and container by.
+_TRAINER_LABELS = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+_TRAINER_CONTAINER = "node"
+_TRAINER_KINDS = ("TrainingRuntime", "TrainJob")
 # The supervisor kills what is left of a worker at the end of its grace period, and writes its report.
 _GRACE_MARGIN_SECONDS = 30
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -55,6 +65,14 @@ _RANDOM_SUFFIX_LENGTH = len("-abcde")  # which Kubernetes adds to a pod's name
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
 _DRY_RUN = "--dry_run"
+# What people call it, what makes pods of it, and what is to be deleted.
+_FORMS = {
+    "jobset": ("JobSet", "the JobSet controller", "jobset,networkpolicy"),
+    "trainjob": ("TrainJob", "Kubeflow Trainer", "trainjob,trainingruntime,networkpolicy"),
+}
+_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_ENDED = {"Completed", "Complete", "Failed"}
+_MOST_TOLD = 5
 _TPU = "google.com/tpu"
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
@@ -63,6 +81,7 @@ _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 class Pods:
     """Where the workers of a job run, as `FLAGS` say; `namespace` is "" for the one that kubectl is set to."""
 
+    kind: str  # "jobset" or "trainjob"
     image: str
     name: str
     namespace: str
@@ -96,6 +115,7 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
             "workers that GKE does not start. Use --workers=1 and a slice of one host, or --backend=tpu_vm"
         )
     return Pods(
+        kind=options.manifest,
         image=options.image,
         name=name,
         namespace=options.namespace or "",
@@ -134,7 +154,7 @@ def _laid_over(ours: Any, theirs: Any) -> Any:
 
 
 def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
-    """The network policy and the JobSet, of jobset.yaml."""
+    """The network policy and the JobSet, of jobset.yaml; or with this JobSet a TrainingRuntime, and its TrainJob."""
     folder = PurePosixPath(job.model_dir)
     volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": where.volume_claim}}]
     mounts = [{"name": "runs", "mountPath": str(folder if folder.parent == PurePosixPath("/") else folder.parent)}]
@@ -155,6 +175,8 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
         "hopeless": [EXIT_USAGE, EXIT_FAILED],
         "preempted": [EXIT_PREEMPTED],
         "grace_seconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
+        "job_labels": _TRAINER_LABELS if where.kind == "trainjob" else None,
+        "container": _TRAINER_CONTAINER if where.kind == "trainjob" else _REPLICATED_JOB,
         "image": where.image,
         "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
         "port": DEFAULT_PORT,
@@ -168,7 +190,17 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
     of_pods = {"template": {"spec": {"template": where.overlay.get("pod", {})}}}
     pods_laid_over = {"spec": {"replicatedJobs": [{"name": _REPLICATED_JOB, **of_pods}]}}
     of_jobset = {key: value for key, value in where.overlay.items() if key != "pod"}
-    return [policy, _laid_over(_laid_over(jobset, pods_laid_over), of_jobset)]
+    jobset = _laid_over(_laid_over(jobset, pods_laid_over), of_jobset)
+    if where.kind == "jobset":
+        return [policy, jobset]
+    runtime, trainjob = ({"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind} for kind in _TRAINER_KINDS)
+    spec = {"mlPolicy": {"numNodes": job.workers}, "template": {"spec": jobset["spec"]}}
+    of = {"runtimeRef": {"kind": runtime["kind"], "name": where.name}}
+    return [
+        policy,
+        {**runtime, "metadata": dict(policy["metadata"]), "spec": spec},
+        {**trainjob, "metadata": jobset["metadata"], "spec": of},
+    ]
 
 
 def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
@@ -183,13 +215,14 @@ def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
 
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
     """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
-    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
+    yaml = _yaml()
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
     selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
     namespace = f" --namespace={where.namespace}" if where.namespace else ""
+    what, controller, kinds = _FORMS[where.kind]
     header = f"""\
-A JobSet: {job.workers} pod(s) that train one model together. Rendered by
+A {what}: {job.workers} pod(s) that train one model together. Rendered by
 
 {textwrap.indent(command, "    ")}
 
@@ -197,9 +230,9 @@ To start, watch and end it, where this file is FILE:
 
     kubectl{namespace} apply -f FILE
     kubectl{namespace} logs --follow --selector={selector}
-    kubectl{namespace} delete jobset,networkpolicy {where.name}
+    kubectl{namespace} delete {kinds} {where.name}
 
-The cluster needs the JobSet controller, and the claim {where.volume_claim} a volume that all pods can write to. Only
+The cluster needs {controller}, and the claim {where.volume_claim} a volume that all pods can write to. Only
 pods of this job may connect to its pods: TensorFlow's server asks nobody who they are. That needs a network plugin
 that enforces a NetworkPolicy; on others, let only people you trust into the cluster.
 """
@@ -208,15 +241,62 @@ that enforces a NetworkPolicy; on others, let only people you trust into the clu
 
 
 def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
-    """Hands the JobSet to the cluster that kubectl is set to; raises LauncherError if it is refused."""
+    """Hands the job to the cluster that kubectl is set to.
+
+    Raises:
+      UsageError: one of this name is there that has ended or has other settings.
+      LauncherError: the cluster refuses.
+    """
     content = render(job, where, arguments)
+    there = json.loads(_kubectl("get", "--ignore-not-found", "--output=json", content=content) or "{}")
+    ours = {one["kind"]: one for one in _manifests(job, where, _yaml())}
+    for one in there.get("items", [there] if there else []):
+        _check_there(one, ours[one["kind"]], where)
+    _kubectl("apply", content=content)
+    return EXIT_DONE
+
+
+def _yaml() -> Any:
+    return installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
+
+
+def _kubectl(verb: str, *flags: str, content: str) -> str:
+    """What kubectl answers of the manifests; a person sees what it applies."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
-    done = subprocess.run([kubectl, "apply", "--filename=-"], input=content, text=True, check=False)
+    answer = None if verb == "apply" else subprocess.PIPE
+    command = [kubectl, verb, "--filename=-", *flags]
+    done = subprocess.run(command, input=content, text=True, check=False, stdout=answer)
     if done.returncode:
-        raise LauncherError(f"kubectl apply ended with exit code {done.returncode}; what it said stands above")
-    return EXIT_DONE
+        raise LauncherError(f"kubectl {verb} ended with exit code {done.returncode}; what it said stands above")
+    return done.stdout or ""
+
+
+def _check_there(there: dict[str, Any], ours: dict[str, Any], where: Pods) -> None:
+    """UsageError where an object of the cluster, as `kubectl get` has it, is not what a manifest asks for, or ended."""
+    states = [one["type"] for one in there.get("status", {}).get("conditions", []) if one["status"] == "True"]
+    applied = json.loads(there["metadata"].get("annotations", {}).get(_APPLIED, "{}"))
+    differences = list(_differences(applied, ours, "")) if applied else ["it is not from kubectl apply"]
+    if not differences and not _ENDED & {*states}:
+        return
+    told = "; ".join(differences[:_MOST_TOLD]) if differences else f"it is the same, and {states[-1]}"
+    raise UsageError(
+        f"{there['kind']} {where.name} is there: {told}. Choose another --job_name, or delete it first: kubectl delete "
+        f"{_FORMS[where.kind][-1]} {where.name}"
+    )
+
+
+def _differences(there: Any, ours: Any, path: str) -> Iterator[str]:
+    if isinstance(there, dict) and isinstance(ours, dict):
+        for key in {**there, **ours}:
+            if key != "namespace":  # which kubectl fills in
+                yield from _differences(there.get(key), ours.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(there, list) and isinstance(ours, list) and len(there) == len(ours):
+        for number, pair in enumerate(zip(there, ours, strict=True)):
+            yield from _differences(*pair, f"{path}[{number}]")
+    elif (there or None) != (ours or None):
+        yield f"{path} is {there!r} there, and {ours!r} here"
 
 
 def _quantities(items: Sequence[str]) -> dict[str, str]:

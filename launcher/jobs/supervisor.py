@@ -49,6 +49,7 @@ class Supervisor:
         self._attempts = 0
         self._step = self._first_step = -1
         self._more_since: int | None = None  # the newest step that was saved when more workers could run
+        self._straggler: int | None = None  # the worker of this attempt that was called so last
         self._asked_for_step = 0.0
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
@@ -180,7 +181,7 @@ class Supervisor:
         )
         frozen = FreezeDetector()
         has_passed_on = grows = False
-        self._more_since = None
+        self._more_since = self._straggler = None
         while True:
             self._turn(workers)
             outcomes = outcomes_of(workers)
@@ -190,9 +191,9 @@ class Supervisor:
                     worker.send(signal.SIGTERM)
             if self._signals:
                 return self._stop(workers)
-            if not has_passed_on and self._should_grow():
+            if not has_passed_on and (why := self._why_other_hosts(workers)):
                 has_passed_on = grows = True
-                self._console.note("more hosts are there: all workers are asked to save and end, to go on with these")
+                self._console.note(f"{why}: all workers are asked to save and end, to go on with other hosts")
                 for worker in workers:
                     worker.send(signal.SIGTERM)
             try:
@@ -223,17 +224,25 @@ class Supervisor:
                 outcomes = self._blame(workers, stall)
                 return judge(outcomes), outcomes
 
-    def _should_grow(self) -> bool:
-        """Whether more workers could run, and a step has been saved since that is so."""
+    def _why_other_hosts(self, workers: Sequence[Worker]) -> str:
+        """A straggler's host has been left out, or more workers could run and a step has been saved since; else ""."""
+        ranks = (worker.report.straggler for worker in workers if worker.report and self._job.leaves_out_stragglers)
+        rank = next((rank for rank in ranks if rank not in (None, self._straggler)), None)
+        if rank is not None:
+            self._straggler = rank
+            host = self._backend.leave_out(rank, f"worker {rank} is a straggler")
+            if not host:
+                return f"worker {rank} is a straggler"
+            self._console.note(f"worker {rank} is a straggler, and {host} cannot be spared")
         if not self._backend.can_grow():
             self._more_since = None
-            return False
+            return ""
         now = time.monotonic()
         if self._more_since is not None and now < self._asked_for_step + _SAVED_SECONDS:
-            return False
+            return ""
         self._asked_for_step, step = now, self._folder.newest_step()
         self._more_since = step if self._more_since is None else self._more_since
-        return step > self._more_since
+        return "more hosts are there" if step > self._more_since else ""
 
     def _turn(self, workers: Sequence[Worker]) -> None:
         self._backend.pump(_TURN_SECONDS)

@@ -4,7 +4,8 @@ A process and not a thread: what waits for a dead disk cannot be killed, and a p
 
 Its standard input takes messages: a line with two numbers, the bytes of a path and of the content, then both. Without a
 path the content goes to its standard output. No content closes the file. What a file refuses is answered once, by a
-line with the path and the reason, and no more is written to it.
+line with the path and the reason, and no more is written to it. A file that has grown large becomes PATH.1, in the
+place of an earlier one.
 
 A `child_process.helper`, so that it starts in milliseconds.
 """
@@ -18,6 +19,7 @@ import sys
 from launcher.machine import child_process
 
 _LAST_SECONDS = 2
+_LARGEST_FILE_BYTES = 256 << 20
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -58,11 +60,15 @@ def _write_what_comes() -> None:
 
 def _append(files: dict[bytes, int | None], path: bytes, content: bytes) -> None:
     try:
+        descriptor = files.get(path)
+        if descriptor is not None and os.fstat(descriptor).st_size > _LARGEST_FILE_BYTES:
+            os.close(descriptor)
+            del files[path]
+            os.rename(path, path + b".1")
         if path not in files:
             os.makedirs(os.path.dirname(path) or b".", exist_ok=True)
             files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        descriptor = files[path]
-        if descriptor is not None:
+        if (descriptor := files[path]) is not None:
             write_all(descriptor, content)
     except OSError as error:
         files[path] = None

@@ -10,7 +10,13 @@ import tensorflow as tf
 
 from launcher.config import gin_bindings
 from launcher.config.bound_types import check_value
+from launcher.machine import versions
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
+
+# A compiled step waits for ever for a replica that is gone, unless XLA is told how long. One that does not know the
+# flag ends the process: TensorFlow 2.16, 2.18 and 2.21 know it, and jaxlib 0.10.2.
+_NCCL_TIMEOUT, _NCCL_SECONDS = "xla_gpu_nccl_termination_timeout_seconds", 1800
+_KNOWS_NCCL_TIMEOUT = (2, 21)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,9 @@ def configure_gpus(count: int, options: GpuOptions) -> None:
         if len(tf.config.list_logical_devices("GPU")) < count:
             raise
     tf.config.experimental.enable_tensor_float_32_execution(options.tf32)
+    given = os.environ.get("XLA_FLAGS", "")
+    if versions.of(tf.__version__) <= _KNOWS_NCCL_TIMEOUT and _NCCL_TIMEOUT not in given:
+        os.environ["XLA_FLAGS"] = f"{given} --{_NCCL_TIMEOUT}={_NCCL_SECONDS}".strip()
     if options.private_threads and "TF_GPU_THREAD_MODE" not in os.environ:
         # Read when TensorFlow creates the GPU devices.
         os.environ["TF_GPU_THREAD_MODE"] = "gpu_private"

@@ -123,10 +123,10 @@ class ExportRequest(Request):
 
     export_dir: str | None = flag("where it goes. Default: MODEL_DIR/export.")
     export_format: str = flag(
-        "what is written: a SavedModel, Keras's model.keras, or model.tflite by TensorFlow's own converter.",
+        "what is written: a SavedModel, or Keras's model.keras.",
         "saved_model",
         flags.DEFINE_enum,
-        enum_values=["saved_model", "keras", "litert"],
+        enum_values=["saved_model", "keras"],
     )
 
 
@@ -228,9 +228,7 @@ MODES: dict[str, Mode] = {
             starts_processes=True,
         ),
         Mode("predict", "answers lines, images or arrays", module="serve", request=PredictRequest),
-        Mode(
-            "export", "writes the model as a SavedModel, .keras or .tflite file", module="serve", request=ExportRequest
-        ),
+        Mode("export", "writes the model as a SavedModel or .keras file", module="serve", request=ExportRequest),
         Mode(
             "preflight",
             "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",

@@ -12,7 +12,7 @@ def run(request: Request) -> int:
     if request.model_dir is None and not request.gin_file:
         raise UsageError("--mode=report: say of which folder, such as --model_dir=runs/resnet_cpu")
     folder = run_folder.read(request.run_dir)
-    if not folder.is_run and not folder.results:
+    if not folder.is_run:
         what = "nothing of a run is in it" if os.path.isdir(request.run_dir) else "there is no such folder"
         raise UsageError(f"--model_dir={request.run_dir}: {what}; name the folder that a run wrote to")
     if request.dry_run:

@@ -11,7 +11,7 @@ from launcher.model_dir import check_model_dir
 from launcher.precision_report import json_report, terminal
 from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
-from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session
 from launcher.run.plan import RunPlan, check_engine
@@ -28,7 +28,7 @@ def run(
     model_dir: str,
     dry_run: bool,
 ) -> int:
-    """Reports on a recipe, as the flags gave it; prints it and writes precision.json and report.html.
+    """Reports on a recipe, as the flags gave it; prints it and writes precision.json.
 
     Args:
       replicas: GPUs, or logical CPU devices where there is no GPU; one by default.
@@ -79,8 +79,8 @@ def run(
     gin_used.check_all_used()
     terminal.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
-    content = strict_json.dumps(json_report.as_json(found, described, layers=settings.layers), indent=1)
-    console.note(f"written: {report.write_result(model_dir, run_folder.PRECISION, content)}")
+    content = strict_json.dumps(json_report.as_json(found, described), indent=1)
+    console.note(f"written: {report.write_result(model_dir, 'precision.json', content)}")
     console.close()
     return EXIT_DONE
 

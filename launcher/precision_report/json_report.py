@@ -5,21 +5,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.precision_report import terminal
 from launcher.precision_report.examine import Examined, PassError
 from launcher.reporting.summary import versions
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import BIAS, NON_FINITE_BIN, Gradient
 
 
-def as_json(found: Examined, plan: Mapping[str, str], *, layers: int) -> dict[str, Any]:
-    """The report with what the recipe resolved to, by name; of tables by layer, so many `layers`."""
+def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
+    """The report with what the recipe resolved to, by name."""
     verdict = found.verdict
     return {
-        "format": 2,
+        "format": 3,
         "plan": dict(plan),
-        "verdict": terminal.verdict(found),
-        "tables": [{"title": title, "rows": rows} for title, rows in terminal.tables(found, layers)],
         "policy": found.policy,
         "batches": found.batches,
         "loss": {"float32": found.losses[0], found.policy: found.losses[1]},

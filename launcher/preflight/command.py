@@ -12,7 +12,7 @@ from launcher.preflight.case_report import CaseReport
 from launcher.preflight.compiler import Compiler, require_versions
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.preflight.suggestions import Suggestion
-from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console, show_table
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.units import bytes_text
@@ -164,7 +164,7 @@ class Preflight:
             "versions": {**run_versions(), **self._versions},
         }
         text = strict_json.dumps(content, indent=2)
-        written = report.write_result(self.model_dir, run_folder.PREFLIGHT, text)
+        written = report.write_result(self.model_dir, "preflight.json", text)
         self._console.note("")
         self._console.note(f"written: {written}")
 

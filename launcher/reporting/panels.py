@@ -49,7 +49,8 @@ class ProgressText:
             pace = [f"{strict_json.number(event['examples_per_second']):,.0f} examples/s"]
         if strict_json.number(event.get("loss_scale", 1)) != 1:
             scale = [f"loss scale {strict_json.number(event['loss_scale']):g}"]
-        to_go = self._time_to_go(step)
+        seconds = self.seconds_to_go(step)
+        to_go = [] if seconds is None else [f"ETA {clock(seconds)}"]
 
         def text() -> str:
             return "  ".join([*place, *measured, *pace, *scale, *to_go])
@@ -58,15 +59,15 @@ class ProgressText:
             (scale or measured).pop()
         return text()
 
-    def _time_to_go(self, step: int) -> list[str]:
-        """The pace since the first event, so without the compilation before it, and with evaluations and saves."""
+    def seconds_to_go(self, step: int) -> float | None:
+        """By the pace since the first event, so without the compilation before it, and with evaluations and saves."""
         now = self._clock()
         if self._first is None:
             self._first = (step, now)
         first_step, since = self._first
         if not first_step < step < self.total_steps:
-            return []
-        return [f"ETA {clock((now - since) / (step - first_step) * (self.total_steps - step))}"]
+            return None
+        return (now - since) / (step - first_step) * (self.total_steps - step)
 
 
 def evaluation_text(event: Mapping[str, Any]) -> str:

@@ -6,11 +6,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import launcher
 from launcher.errors import UsageError
-from launcher.reporting import instrument_sections, run_folder, sections, strict_json
+from launcher.reporting import run_folder, sections, strict_json
 from launcher.reporting.page import page
 from launcher.reporting.run_folder import RunFolder, RunRecord
 
@@ -42,26 +42,19 @@ def refresh(model_dir: str | Path) -> None:
 
 
 def write_result(model_dir: str | Path, name: str, content: str) -> str:
-    """Writes what another mode found, as JSON, into a folder, and that folder's page with it.
-
-    Returns the paths of both, for people; UsageError where they cannot be written.
-    """
+    """Writes what another mode found, as JSON, into a folder; returns its path, or UsageError where it cannot be."""
     folder = Path(model_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         strict_json.replace_file(folder / name, f"{content}\n")
-        write_report(folder)
     except OSError as error:
         raise UsageError(f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}") from None
-    return f"{folder / name} and {FILE_NAME}"
+    return str(folder / name)
 
 
 def make_page(folder: RunFolder) -> str:
     """The page on a folder."""
-    instruments = [(make, folder.results.get(name)) for name, make in instrument_sections.SECTIONS.items()]
-    made = [_made(make, folder) for make in sections.SECTIONS]
-    made += [_made(make, folder, found) for make, found in instruments if found]
-    made.append(_made(sections.plan, folder))
+    made = [_made(make, folder) for make in (*sections.SECTIONS, sections.plan)]
     return page(
         folder.name,
         header=_made(sections.header, folder) or f"<h1>{html.escape(folder.name)}</h1>",
@@ -70,10 +63,10 @@ def make_page(folder: RunFolder) -> str:
     )
 
 
-def _made(make: Callable[[Any], _T | None], folder: RunFolder, found: Any = None) -> _T | None:
+def _made(make: Callable[[RunFolder], _T | None], folder: RunFolder) -> _T | None:
     """A part of the page; None, and a warning, where a file is not as this version writes it: it must end no run."""
     try:
-        return make(found or folder)
+        return make(folder)
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         _logger.warning(

@@ -1,4 +1,4 @@
-"""Gathers what the folder of a run holds: its record, summary, events, attempts and the results of other modes.
+"""Gathers what the folder of a run holds: its record, summary, events, attempts and samples.
 
 Reads files only, and any of them may be missing, old, half-written or of a newer version. Imports no TensorFlow.
 """
@@ -16,8 +16,7 @@ from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
 CONFIG = "config.gin"
-RESULTS = ("precision.json", "verify.json", "drill.json", "preflight.json", "samples.json")
-PRECISION, VERIFY, DRILL, PREFLIGHT, SAMPLES = RESULTS
+SAMPLES = "samples.json"
 RUNNING = "running"
 UNFINISHED = "unfinished"
 
@@ -100,7 +99,7 @@ class RunFolder:
       status: completed, preempted, failed, running, or unfinished: begun, and neither ended nor known to run.
       attempts: in order; empty where only one is known of.
       config: the bindings of config.gin.
-      results: what other modes, drills and evaluations wrote there, by file name.
+      samples: what the last evaluation wrote of examples.
     """
 
     path: Path
@@ -110,7 +109,7 @@ class RunFolder:
     events: Sequence[Mapping[str, Any]]
     attempts: Sequence[AttemptRecord]
     config: Mapping[str, str]
-    results: Mapping[str, Mapping[str, Any]]
+    samples: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -187,7 +186,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         events=metrics_file.read_events(str(path)),
         attempts=_attempts(ended.get("attempts")),
         config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
-        results={name: found for name in RESULTS if (found := strict_json.read_object(path / name))},
+        samples=strict_json.read_object(path / SAMPLES),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.reporting import attempts as attempts_file
-from launcher.reporting import page, run_folder
+from launcher.reporting import page
 from launcher.reporting.curves import of_run, skipped_steps, title
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RUNNING, UNFINISHED, RunFolder
@@ -92,7 +92,7 @@ def evaluations(folder: RunFolder) -> Section | None:
 
 def samples(folder: RunFolder) -> Section | None:
     """What the model made of some examples in the newest evaluation."""
-    found = folder.results.get(run_folder.SAMPLES, {})
+    found = folder.samples
     rows = [row for row in found.get("rows", []) if len(row) == 3]
     if not rows:
         return None

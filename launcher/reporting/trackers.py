@@ -1,4 +1,4 @@
-"""Sinks of other programs: two experiment trackers, extras that are imported when a run starts, and Prometheus.
+"""Sinks of other programs: two experiment trackers, extras that are imported when a run starts, Kubernetes, Prometheus.
 
 For Prometheus the newest numbers stand, in version 0.0.4 of its text exposition, on a port of the loopback interface. A
 sidecar or an agent on the same host scrapes it.
@@ -6,10 +6,17 @@ sidecar or an agent on the same host scrapes it.
 
 from __future__ import annotations
 
+import concurrent.futures
+import datetime
 import hashlib
 import http.server
+import json
+import logging
 import re
+import ssl
 import threading
+import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +26,13 @@ import gin
 from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.reporting import strict_json
+from launcher.reporting.panels import ProgressText
 from launcher.reporting.sinks import RunStart, Sink
 
 _LOOPBACK = "127.0.0.1"
+_TRAINJOB_SECONDS = 5.0  # between two updates, which is as often as Trainer asks for, and for one
+
+_logger = logging.getLogger(__name__)
 
 
 @gin.configurable
@@ -110,6 +121,64 @@ def _numbers(split: str, event: Mapping[str, Any]) -> dict[str, float]:
     return {f"{split}/{name}": strict_json.number(value) for name, value in event.items() if name != "step"}
 
 
+class TrainJobStatus(Sink):
+    """Progress, time to go and numbers in the status of a TrainJob, by the server of Kubeflow Trainer (its KEP-2779).
+
+    Args:
+      environ: where that server is, as Trainer tells the containers of a TrainJob.
+    """
+
+    URL = "KUBEFLOW_TRAINER_SERVER_URL"
+
+    def __init__(self, environ: Mapping[str, str]):
+        self._url, self._certificate = environ[self.URL], environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
+        self._token = Path(environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN", ""))
+        self._poster = concurrent.futures.ThreadPoolExecutor(1, "trainjob")
+        self._posted: concurrent.futures.Future[None] | None = None
+        self._next = 0.0
+        self._numbers: dict[str, float] = {}
+        self._has_failed = False
+
+    def started(self, run: RunStart) -> None:
+        self._progress = ProgressText(run.total_steps, time.monotonic)
+
+    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+        self._numbers |= _numbers(split, event)
+        step = int(event["step"])
+        to_go = self._progress.seconds_to_go(step)
+        if time.monotonic() >= self._next and (self._posted is None or self._posted.done()):
+            self._tell(100 * step // self._progress.total_steps, to_go)
+
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        if summary["status"] == "completed":
+            self._tell(100, 0.0)
+
+    def close(self) -> None:
+        self._poster.shutdown()
+
+    def _tell(self, percent: int, seconds: float | None) -> None:
+        self._next = time.monotonic() + _TRAINJOB_SECONDS
+        status: dict[str, Any] = {
+            "progressPercentage": percent,
+            "metrics": [{"name": name[:64], "value": f"{value:.6g}"} for name, value in self._numbers.items()][:256],
+            "lastUpdatedTime": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+        if seconds is not None:
+            status["estimatedRemainingSeconds"] = round(seconds)
+        self._posted = self._poster.submit(self._post, json.dumps({"trainerStatus": status}).encode())
+
+    def _post(self, content: bytes) -> None:
+        try:
+            headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Content-Type": "application/json"}
+            context = ssl.create_default_context(cafile=self._certificate)
+            request = urllib.request.Request(self._url, content, headers)
+            urllib.request.urlopen(request, timeout=_TRAINJOB_SECONDS, context=context).close()
+        except (OSError, ValueError) as error:
+            if not self._has_failed:
+                _logger.warning("the TrainJob's status was not updated, and is tried again: %s", error)
+            self._has_failed = True
+
+
 class Prometheus(Sink):
     """Serves `launcher_train_loss`, `launcher_eval_accuracy` and so on at http://127.0.0.1:PORT/metrics.
 
@@ -142,9 +211,8 @@ class Prometheus(Sink):
 def _serve(port: int, text: Any) -> http.server.ThreadingHTTPServer:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = self.path.partition("?")[0] == "/metrics"
-            content = (text() if found else "the numbers are at /metrics\n").encode()
-            self.send_response(200 if found else 404)
+            content = text().encode()
+            self.send_response(200 if self.path.partition("?")[0] == "/metrics" else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

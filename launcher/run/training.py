@@ -23,8 +23,9 @@ from launcher.reporting import attempts
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.console import Silence
 from launcher.reporting.reporter import Reporter
+from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import Stopwatch, make_summary
-from launcher.reporting.trackers import Prometheus
+from launcher.reporting.trackers import Prometheus, TrainJobStatus
 from launcher.run import description, session
 from launcher.run.actions import base
 from launcher.run.actions.early_stopping import StopEarly
@@ -150,7 +151,8 @@ class _Run:
         self._order, self._plan, self._held, self._stopwatch = order, plan, held, stopwatch
         self._is_chief = plan.cluster.is_chief
         self._reached = _Opened()
-        metrics = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
+        metrics: list[Sink] = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
+        metrics += [TrainJobStatus(os.environ)] if TrainJobStatus.URL in os.environ else []
         self._reporter = Reporter(
             model_dir=order.model_dir,
             total_steps=plan.total_steps,
@@ -170,7 +172,7 @@ class _Run:
         restored = self._restore_first()
         tell = Progress(os.environ)
         stop = StopRequest(self._leave, tell.stopping)
-        lasting = [base.TellSupervisor(tell), *self._lasting_actions(restored.built)]
+        lasting = self._lasting_actions(restored.built, tell)
         underway = self._go_on(restored, stop, lasting)
         with gin_bindings.usage_errors():
             if trains:
@@ -235,10 +237,10 @@ class _Run:
         self._reached = restored = _Restored(built, store, data, start)
         return restored
 
-    def _lasting_actions(self, built: Session) -> list[base.Action]:
+    def _lasting_actions(self, built: Session, tell: Progress) -> list[base.Action]:
         """Those that go on where the run goes back to an earlier checkpoint."""
         order, plan, trains = self._order, self._plan, self._order.trains
-        actions: list[base.Action] = [base.DrillFault(), self._last_events]
+        actions: list[base.Action] = [base.TellSupervisor(tell), base.DrillFault(), self._last_events]
         if self._is_chief:
             actions.append(base.SaveConfig(order.model_dir, self._reporter.note))
             if trains:
@@ -257,7 +259,7 @@ class _Run:
         cluster = plan.cluster
         if trains and built.trainer.own_seconds is not None and cluster.num_workers > 1:
             place = {"worker": cluster.index, "num_workers": cluster.num_workers}
-            actions.append(WorkerTimes(built.trainer, **place, note=self._reporter.note))
+            actions.append(WorkerTimes(built.trainer, **place, note=self._reporter.note, tell=tell))
         return actions
 
     def _restored_actions(self, built: Session, start: StartingPoint) -> list[base.Action]:

@@ -1,4 +1,4 @@
-"""Export of a trained model that runs without this package: a SavedModel, a .keras file or a LiteRT (TFLite) file."""
+"""Export of a trained model that runs without this package: a SavedModel or a .keras file."""
 
 import os
 import tempfile
@@ -15,8 +15,6 @@ from launcher.serving import interface, model_file, trained
 from launcher.serving.weights import Weights
 from launcher.step.layers import walk
 
-TFLITE_FILE = "model.tflite"
-
 
 def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = "saved_model") -> int:
     """Writes the model; returns the step of its weights.
@@ -27,8 +25,7 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
         serve(text=tf.constant(["twenty-one"]))["text"]
 
     It takes what the task's `served()` takes, such as the bytes of an image file, and where a task has no such method
-    the model's own inputs, by their names. The other formats hold the model alone: "keras" as `model.keras`, "litert"
-    as `model.tflite`, with the model's own inputs in its signature.
+    the model's own inputs, by their names. The format "keras" holds the model alone, as `model.keras`.
 
     Raises:
       UsageError: the model cannot be exported so, there are no weights, or `export_dir` is not empty or not writable.
@@ -110,30 +107,6 @@ def _keras_file(made: Session, weights: Weights, folder: str) -> None:
         _copy(path, folder)
 
 
-def _litert_file(made: Session, weights: Weights, folder: str) -> None:
-    with tempfile.TemporaryDirectory() as local:
-        saved = os.path.join(local, "saved_model")
-        _save_own_inputs(made, saved)
-        path = os.path.join(local, TFLITE_FILE)
-        with open(path, "wb") as file:
-            file.write(_converted(saved))
-        _copy(path, folder)
-
-
-def _converted(saved: str) -> bytes:
-    """A SavedModel as TensorFlow's converter makes a LiteRT model of it."""
-    builtin, select = tf.lite.OpsSet.TFLITE_BUILTINS, tf.lite.OpsSet.SELECT_TF_OPS
-    why = ""
-    for operations in ([builtin], [builtin, select]):
-        converter = tf.lite.TFLiteConverter.from_saved_model(saved, signature_keys=["serving_default"])
-        converter.target_spec.supported_ops = operations
-        try:
-            return bytes(converter.convert())
-        except Exception as error:  # ConverterError is not public
-            why = why or user_code.summary(error)
-    raise UsageError(f"--export_format=litert: TensorFlow's converter refuses: {why}; use --export_format=saved_model")
-
-
 def _copy(path: str, folder: str) -> None:
     tf.io.gfile.makedirs(folder)
     tf.io.gfile.copy(path, os.path.join(folder, os.path.basename(path)), overwrite=True)
@@ -142,5 +115,4 @@ def _copy(path: str, folder: str) -> None:
 WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {
     "saved_model": _saved_model,
     "keras": _keras_file,
-    "litert": _litert_file,
 }

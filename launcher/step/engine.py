@@ -36,16 +36,9 @@ class Engine(Protocol):
     averages: Mapping[str, str]
 
     def distribute(
-        self,
-        make: Callable[[Shard], tf.data.Dataset],
-        *,
-        global_batch_size: int,
-        rows: int,
-        seed: int = 0,
-        start_step: int = 0,
-        left_out: LeftOut = ALL_IN,
+        self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **batches: Any
     ) -> Iterable:
-        """The batches of this process's replicas, as `distribute_batches` has them."""
+        """The batches of this process's replicas, by the arguments of `distribute_batches`."""
 
     def prepare(self) -> tf.Graph:
         """Makes the program; returns the graph of one replica's step, and runs nothing."""

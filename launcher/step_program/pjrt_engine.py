@@ -95,26 +95,11 @@ class PjrtEngine:
         self._waiting = ThreadPoolExecutor(1, "steps")
 
     def distribute(
-        self,
-        make: Callable[[Shard], tf.data.Dataset],
-        *,
-        global_batch_size: int,
-        rows: int,
-        seed: int = 0,
-        start_step: int = 0,
-        left_out: LeftOut = ALL_IN,
+        self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **batches: Any
     ) -> Iterable:
         local = len(self._devices.local)
-        shard = Shard(
-            global_batch_size=global_batch_size,
-            num_replicas=self.num_replicas,
-            first_replica=self._devices.first,
-            local_replicas=local,
-            seed=seed,
-            start_step=start_step,
-            rows=rows,
-        )
-        return _InTurn(batches_of_host(make, shard, left_out), local)
+        place = {"num_replicas": self.num_replicas, "first_replica": self._devices.first, "local_replicas": local}
+        return _InTurn(batches_of_host(make, Shard(**{"seed": 0, **batches, **place}), left_out), local)
 
     def prepare(self) -> tf.Graph:
         if self._lowered is None:

@@ -16,7 +16,6 @@ from launcher.tasks import loss_chunks
 from launcher.tasks.base import Assets, Task
 from launcher.tasks.cross_entropy import Head, chunked_sums, token_losses
 from launcher.tasks.loss_chunks import LossChunks, Split
-from models.transformer import dimension_notes
 
 VOCABULARY = "vocabulary.model"
 
@@ -114,13 +113,6 @@ class TextTask(Task):
 
     def model(self) -> keras.Model:
         return self._model(vocab_size=self._data.vocab_size)
-
-    def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        """Sizes that an accelerator would rather have rounded, if the model tells its own."""
-        dimensions = getattr(model, "dimensions", None)
-        if dimensions is None or accelerator == "cpu":
-            return []
-        return dimension_notes(dimensions, accelerator.upper())
 
     def decode_lines(self, outputs: np.ndarray) -> list[str]:
         return self.vocabulary.decode(outputs.tolist())

@@ -15,7 +15,7 @@ import tensorflow as tf
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
 from launcher.machine import jax_devices
-from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
 from launcher.run import loading
@@ -204,11 +204,10 @@ class Verification:
         }
         try:
             tf.io.gfile.makedirs(model_dir)
-            with tf.io.gfile.GFile(os.path.join(model_dir, run_folder.VERIFY), "w") as file:
+            with tf.io.gfile.GFile(os.path.join(model_dir, "verify.json"), "w") as file:
                 file.write(f"{strict_json.dumps(content, indent=2)}\n")
         except (OSError, tf.errors.OpError) as error:
-            raise UsageError(f"{run_folder.VERIFY} cannot be written to --model_dir={model_dir}: {error}") from None
-        report.refresh(model_dir)
+            raise UsageError(f"verify.json cannot be written to --model_dir={model_dir}: {error}") from None
 
 
 @contextlib.contextmanager

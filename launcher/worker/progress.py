@@ -51,6 +51,7 @@ class Report:
       first_step: the step this worker began at; None before it is known.
       drill_struck: whether a drill's fault has happened in it.
       stopping: whether it has been asked to stop, so that all are.
+      straggler: the worker that is slower than the others nearly always.
     """
 
     step: int | None
@@ -61,6 +62,7 @@ class Report:
     first_step: int | None = None
     drill_struck: bool = False
     stopping: bool = False
+    straggler: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ class Progress:
         self._count = 0
         self._phase = "startup"
         self._stopping = False
+        self.straggler: int | None = None  # which worker it is, with the next report
         self._lock = threading.Lock()
 
     def stopping(self) -> None:
@@ -124,6 +127,7 @@ class Progress:
                 first_step=self._first_step,
                 drill_struck=drill.has_struck(),
                 stopping=self._stopping,
+                straggler=self.straggler,
             )
             _write(self._path, dataclasses.asdict(report), _REPORT_BYTES)
 

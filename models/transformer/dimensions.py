@@ -1,32 +1,10 @@
-"""Sizes: which are refused, and which are slower than they need to be."""
+"""Sizes that are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
-
-FASTEST = {"GPU": 8, "TPU": 128}
-
-
-def dimension_notes(dimensions: Mapping[str, int], accelerator: str = "GPU") -> list[str]:
-    """Notes on sizes that do not fill the accelerator's matrix units; they cost time and change no result.
-
-    Args:
-        dimensions: Sizes by name, such as {"width": 512, "width / heads": 64, "hidden": 2048, "vocab_size": 32000}.
-        accelerator: "GPU": tensor cores want multiples of 8 16-bit numbers (NVIDIA, "Train With Mixed Precision");
-            "TPU": the matrix unit is 128 wide, and what does not fill it is padded.
-
-    Returns:
-        One sentence a size that is no multiple, naming the next one that is.
-    """
-    multiple = FASTEST[accelerator]
-    return [
-        f"{name} = {size} is no multiple of {multiple}, which a {accelerator} computes fastest; "
-        f"the next is {-(-size // multiple) * multiple}"
-        for name, size in dimensions.items()
-        if size % multiple
-    ]
 
 
 def at_least(**sizes: tuple[int, int]) -> None:

@@ -37,12 +37,15 @@ def closed(schema):
     }
 
 
+def validates(schema):
+    checker = jsonschema.validators.validator_for({"$schema": "http://json-schema.org/draft-04/schema#"})
+    return checker(closed(schema))
+
+
 @pytest.fixture(scope="module")
 def validator():
     """Validates against the JobSet's own schema, strictly."""
-    schema = json.loads(Path(__file__).with_name("jobset_v1alpha2.schema.json").read_text())
-    checker = jsonschema.validators.validator_for({"$schema": "http://json-schema.org/draft-04/schema#"})
-    return checker(closed(schema))
+    return validates(json.loads(Path(__file__).with_name("jobset_v1alpha2.schema.json").read_text()))
 
 
 @pytest.fixture
@@ -352,11 +355,16 @@ def test_an_overlay_that_makes_no_sense_is_one_message(run, overlay, content, sa
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """A stand-in for the cluster: notes what it was told, and ends as the test says."""
+    """A stand-in for the cluster, which has what the file `there` says: notes its words, and fails as the test says."""
     folder = tmp_path.parent / f"{tmp_path.name}-kubectl"
     folder.mkdir()
     script = folder / "kubectl"
-    script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >{folder}/words; cat >{folder}/input; exit "${{STATUS:-0}}"\n')
+    script.write_text(f"""#!/bin/sh
+echo "$*" >>{folder}/words
+cat >{folder}/input
+[ "$1" != get ] || cat {folder}/there 2>/dev/null
+[ "$1" != "${{FAILS-none}}" ]
+""")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
@@ -366,14 +374,106 @@ def test_without_dry_run_kubectl_gets_the_manifest_that_dry_run_prints(run, kube
     _, printed = run("--dry_run", *FLAGS)
     code, _ = run(*FLAGS)
     assert code == 0
-    assert (kubectl / "words").read_text() == "apply --filename=-\n"
+    looked, applied = (kubectl / "words").read_text().splitlines()
+    assert looked.startswith("get --filename=- --ignore-not-found") and applied == "apply --filename=-"
     assert (kubectl / "input").read_text() == printed.out
 
 
-def test_a_refusal_of_the_cluster_is_the_end(run, kubectl, monkeypatch):
-    monkeypatch.setenv("STATUS", "1")
+@pytest.mark.parametrize("verb", ["get", "apply"])
+def test_a_refusal_of_the_cluster_is_the_end(run, kubectl, monkeypatch, verb):
+    monkeypatch.setenv("FAILS", verb)
     code, printed = run(*FLAGS)
-    assert code == 70 and "kubectl apply ended with exit code 1" in printed.err
+    assert code == 70 and f"kubectl {verb} ended with exit code 1" in printed.err
+
+
+def in_the_cluster(text, *, condition=None, applied=True):
+    """What `kubectl get` answers of manifests that it has applied, with what it and the API server add."""
+    items = []
+    for manifest in yaml.safe_load_all(text):
+        given = {**manifest, "metadata": {"annotations": {}, "namespace": "default", **manifest["metadata"]}}
+        notes = {APPLIED: json.dumps(given)} if applied else {}
+        found = copy.deepcopy(given) | {"metadata": {**given["metadata"], "uid": "1", "annotations": notes}}
+        if manifest["kind"] in ("JobSet", "TrainJob"):
+            found["spec"]["suspend"] = False
+            states = [{"type": "Suspended", "status": "False"}, {"type": condition, "status": "True"}]
+            found["status"] = {"conditions": states if condition else []}
+        items.append(found)
+    return json.dumps({"kind": "List", "items": items})
+
+
+APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+FORMS = pytest.mark.parametrize("form", ["jobset", "trainjob"])
+
+
+@FORMS
+def test_a_job_that_is_there_as_it_is_asked_for_is_applied_again(run, kubectl, form):
+    flags = (*FLAGS, f"--manifest={form}")
+    (kubectl / "there").write_text(in_the_cluster(run("--dry_run", *flags)[1].out))
+    code, printed = run(*flags)
+    assert code == 0, printed.err
+    assert (kubectl / "words").read_text().splitlines()[-1] == "apply --filename=-"
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("there", "condition", "applied", "said"),
+    [
+        (["--workers=3"], None, True, ["completions is 3 there, and 1 here"]),
+        (["--resources=memory=8Gi"], None, True, ["resources is {'requests'", "there, and None here"]),
+        ([], "Failed", True, ["it is the same, and Failed"]),
+        ([], None, False, ["not from kubectl apply"]),
+    ],
+)
+def test_one_that_is_there_otherwise_or_has_ended_is_told_and_left_alone(
+    run, kubectl, form, there, condition, applied, said
+):
+    flags = (*FLAGS, f"--manifest={form}")
+    text = run("--dry_run", *flags, *there)[1].out
+    (kubectl / "there").write_text(in_the_cluster(text, condition=condition, applied=applied))
+    code, printed = run(*flags)
+    assert code == 64 and printed.err.count("\n") == 1
+    kinds = {"jobset": "jobset,networkpolicy", "trainjob": "trainjob,trainingruntime,networkpolicy"}[form]
+    for part in (*said, "--job_name", f"kubectl delete {kinds} resnet-cpu"):
+        assert part in printed.err
+    assert "apply" not in (kubectl / "words").read_text().split()
+
+
+def test_a_trainjob_is_valid_and_makes_the_jobset_that_would_have_been_there(run, overlay, validator):
+    """By the schemas of Kubeflow Trainer and by its webhook, which asks for one replica and a container so named."""
+    schemas = json.loads(Path(__file__).with_name("trainer_v1alpha1.schemas.json").read_text())
+    flags = (*FLAGS, "--workers=3", "--namespace=ml", "--resources=nvidia.com/gpu=8")
+    _, plain = yaml.safe_load_all(run("--dry_run", *flags)[1].out)
+    found = list(yaml.safe_load_all(run("--dry_run", *flags, "--manifest=trainjob")[1].out))
+    assert [one["kind"] for one in found] == ["NetworkPolicy", "TrainingRuntime", "TrainJob"]
+    _, runtime, trainjob = found
+    for one in (runtime, trainjob):
+        validates(schemas[one["kind"]]).validate(one)
+        assert one["metadata"] == {"name": "resnet-cpu", "namespace": "ml"}
+    assert trainjob["spec"]["runtimeRef"] == {"kind": "TrainingRuntime", "name": "resnet-cpu"}
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 3}
+
+    spec = copy.deepcopy(runtime["spec"]["template"]["spec"])
+    (job,) = spec["replicatedJobs"]
+    assert job["replicas"] == 1
+    assert job["template"].pop("metadata") == {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "node"
+    same = yaml.safe_load(json.dumps(spec).replace('"node"', '"worker"'))
+    assert same == plain["spec"]
+    made = {**plain, "spec": spec}
+    validator.validate(made)
+    assert cluster.resolve(environment(made, 2)).workers == tuple(
+        f"resnet-cpu-worker-0-{pod}.resnet-cpu:2222" for pod in range(3)
+    )
+    assert what_follows(made, 70) == "failed" and what_follows(made, 42) == "pod replaced"
+
+    overlay.write_text(OVERLAY.replace("name: worker", "name: node"))
+    with_overlay = run("--dry_run", *flags, "--manifest=trainjob", f"--overlay={overlay}")[1].out
+    _, runtime, trainjob = yaml.safe_load_all(with_overlay)
+    for one in (runtime, trainjob):
+        validates(schemas[one["kind"]]).validate(one)
+    assert trainjob["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}  # where Kueue looks
+    assert runtime["spec"]["template"]["spec"]["ttlSecondsAfterFinished"] == 3600
 
 
 def test_a_machine_without_kubectl_is_told_what_to_do(run, monkeypatch):

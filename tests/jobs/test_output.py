@@ -5,10 +5,11 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import re
+from pathlib import Path
 
 import pytest
 
-from launcher.jobs import output
+from launcher.jobs import output, writer
 from launcher.jobs.output import JobConsole, LogFile, Tee
 
 
@@ -106,3 +107,16 @@ def test_what_is_left_out_of_a_log_is_counted_there(tmp_path, console, eventuall
         content = read.result()
     counted = re.search(rb"\n\[launcher\] (\d+) bytes are missing here", content)
     assert counted and content.count(b"x") + int(counted[1]) >= 100 * 65536
+
+
+def test_a_log_that_has_grown_large_becomes_a_second_file_and_no_byte_is_lost(tmp_path, monkeypatch):
+    """All that a worker has printed last is in the two; the one before them gives its place."""
+    monkeypatch.setattr(writer, "_LARGEST_FILE_BYTES", 1000)
+    path, files = os.fsencode(tmp_path / "logs" / "worker_0.log"), {}
+    lines = [b"step %06d\n" % step for step in range(300)]
+    for line in lines:
+        writer._append(files, path, line)
+    newest, older = Path(os.fsdecode(path)).read_bytes(), Path(os.fsdecode(path + b".1")).read_bytes()
+    assert b"".join(lines).endswith(older + newest)
+    assert 1000 < len(older) <= 1000 + len(lines[0]) and 0 < len(newest) <= len(older)
+    assert sorted(one.name for one in (tmp_path / "logs").iterdir()) == ["worker_0.log", "worker_0.log.1"]

@@ -429,6 +429,43 @@ def test_a_host_whose_workers_fail_three_times_in_a_row_is_left_out_and_named(la
     assert_nothing_left(job, tmp_path)
 
 
+def straggling(worker):
+    """Attempts 1 and 2 call this worker a straggler after their first steps."""
+    return [fault("name_straggler", rank=0, attempt=attempt, step=1, worker=worker) for attempt in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("places", "flags", "attempt_2", "spared"),
+    [
+        ([A, B, C], (), "starting 2 worker(s)", "127.0.0.3"),
+        ([A, B], ("--min_workers=1",), "starting 1 worker(s)", None),
+    ],
+)
+def test_a_straggler_is_left_out_after_a_save_where_the_others_are_enough(
+    launch_on, tmp_path, places, flags, attempt_2, spared
+):
+    settings = {"faults": straggling(1)[:1], "checkpoint": True, "on_sigterm": "save", "steps": 0}
+    job, _ = launch_on(places, "--leave_out_stragglers", "--connect_timeout=2", *flags, workers=2, **settings)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    assert "127.0.0.2 is left out: worker 1 is a straggler" in finished.stdout
+    assert f"attempt 2: {attempt_2}" in finished.stdout and "attempt 3" not in finished.stdout
+    assert "saved at step" in job.log(1, 1) and "restarting" not in finished.stdout
+    assert not (job.model_dir / "error.json").exists(), "nothing has failed"
+    assert ("one of 1 for 2" in job.log(2, 0)) == (spared is None)
+    assert_nothing_left(job, tmp_path)
+
+
+@pytest.mark.parametrize("flags", [(), ("--leave_out_stragglers",)])
+def test_a_straggler_that_cannot_be_spared_or_whom_no_flag_leaves_out_stays(launch_on, tmp_path, flags):
+    job, _ = launch_on([A, B], *flags, faults=straggling(1), steps=20)
+    finished = job.wait()
+    assert finished.returncode == 0, finished.stdout
+    told = "worker 1 is a straggler, and 127.0.0.2 cannot be spared"
+    assert finished.stdout.count(told) == len(flags) and "attempt 2" not in finished.stdout
+    assert_nothing_left(job, tmp_path)
+
+
 @pytest.fixture
 def unfit_host(hosts, tmp_path):
     """unfit_host(*addresses): hosts of which B has a GPU whose driver tells of memory errors."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 import transformer_oracle as oracle
 from cases import repeated_but
 
-from models.transformer import dimension_notes, language_model, transformer
+from models.transformer import language_model
 
 pytestmark = pytest.mark.slow
 
@@ -159,21 +159,3 @@ def test_logits_and_weights_are_float32_under_16_bits(policy, tie_embeddings):
 def test_impossible_networks_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         language_model(**TINY | arguments)
-
-
-def test_sizes_that_do_not_fill_the_matrix_units_are_noted():
-    sizes = {"width": 512, "width / heads": 64, "vocab_size": 1001}
-    assert dimension_notes(sizes, "GPU") == [
-        "vocab_size = 1001 is no multiple of 8, which a GPU computes fastest; the next is 1008"
-    ]
-    assert [note.split(" is ")[0] for note in dimension_notes(sizes, "TPU")] == [
-        "width / heads = 64",
-        "vocab_size = 1001",
-    ]
-    assert dimension_notes({"width": 1024}, "TPU") == []
-
-
-@pytest.mark.parametrize("build", [transformer, language_model])
-def test_a_model_knows_its_sizes(build):
-    expected = {"vocab_size": 19, "width": 16, "hidden": 24, "width / heads": 4}
-    assert build(**TINY).dimensions == expected

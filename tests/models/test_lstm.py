@@ -37,7 +37,6 @@ def test_layer_equals_kerass():
 @pytest.mark.parametrize("tie_embeddings", [True, False])
 def test_parameters_are_counted(tie_embeddings):
     model = lstm_language_model(vocab_size=17, layers=3, width=8, tie_embeddings=tie_embeddings)
-    assert model.dimensions == {"vocab_size": 17, "width": 8}
     assert model.count_params() == 17 * 8 * (1 if tie_embeddings else 2) + 3 * (2 * 8 * 32 + 32)
 
 

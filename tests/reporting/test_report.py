@@ -172,10 +172,10 @@ def test_a_run_that_failed_before_its_first_event_has_a_page(tmp_path: Path) -> 
 
 
 def test_damaged_files_are_left_out(tmp_path: Path) -> None:
-    for name in ("run.json", "verify.json", "drill.json", "config.gin"):
-        (tmp_path / name).write_bytes(b'{"verified": \xff')
+    for name in ("run.json", "samples.json", "config.gin"):
+        (tmp_path / name).write_bytes(b'{"rows": \xff')
     page = of(tmp_path, record=None)
-    assert page.section("Verify") == ""
+    assert page.section("Samples") == ""
 
 
 def test_what_a_newer_version_has_added_is_left_out(tmp_path: Path) -> None:
@@ -274,26 +274,6 @@ def test_the_page_is_written_while_it_trains_and_not_too_often(tmp_path: Path) -
     now[0] = 31.0
     live.event()
     assert (tmp_path / "report.html").exists()
-
-
-def test_results_of_other_modes_are_sections_of_the_same_page(tmp_path: Path) -> None:
-    deviation = {"value": 3e-7, "tolerance": 1e-5, "within": True, "where": "", "first_step": None}
-    found = {
-        "verify.json": {
-            "verified": True,
-            "topologies": [
-                {"topology": "2 replicas", "verdict": "within", "seconds": 5.0, "deviations": {"loss": deviation}}
-            ],
-        },
-        "drill.json": {"passed": False, "kind": "kill", "worker": 1, "fault_step": 20, "failures": ["it was <late>"]},
-    }
-    for name, content in found.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    write_report(tmp_path)
-    page = Page.of(tmp_path)
-    assert "2 replicas within 3.0e-07 5.0 s" in page.section("Verify")
-    assert "kill: worker 1, step 20" in page.section("Drill") and "it was <late>" in page.section("Drill")
-    assert page.section("Curves") == "", "nothing was trained here"
 
 
 def test_sentences_that_the_model_wrote_stand_beside_what_was_expected(tmp_path: Path) -> None:

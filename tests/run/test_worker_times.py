@@ -10,6 +10,7 @@ from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher.run.actions.worker_times import StragglerDetector
+from launcher.worker import progress
 
 WINDOWS = 30
 LOG_EVERY = 3
@@ -64,11 +65,13 @@ def test_a_worker_that_sleeps_in_each_step_is_named_while_it_trains(bindings, wh
     lines = ["import slowed_digits", f"include '{SMALL_DIGITS}'", *bindings, f"train.steps = {LOG_EVERY * WINDOWS}",
              f"train.log_every = {LOG_EVERY}"]  # fmt: skip
     recipe.write_text("\n".join(lines) + "\n")
-    env = {"PYTHONPATH": PYTHONPATH}
+    told_to_supervisor = tmp_path / "report"
+    env = {"PYTHONPATH": PYTHONPATH, progress.PROGRESS_FILE: str(told_to_supervisor)}
     chief, other = run_workers(2, f"--gin_file={recipe}", f"--model_dir={tmp_path}/run", "--mode=train", env=env)
     assert (chief.returncode, other.returncode) == (0, 0), chief.stderr
     told = "worker 1 is a straggler, to step "
     assert told in chief.stdout and told not in other.stdout
+    assert progress.read_report(told_to_supervisor).straggler == 1
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     slow, well = summary["workers"][1][what], summary["workers"][0][what]
     assert summary["slow_worker"] == 1 and slow > 0.02 > well

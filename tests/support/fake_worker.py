@@ -75,6 +75,7 @@ def quick_execute(condition):
 
 
 asked_to_stop = StopRequest()
+progress = Progress(os.environ)
 
 
 def say(text):
@@ -192,6 +193,10 @@ def wait_for_sigterm():
     quick_execute(asked_to_stop)
 
 
+def name_straggler(worker):
+    progress.straggler = worker
+
+
 def start_slowly():
     """As a worker that still imports TensorFlow: a SIGTERM ends it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -201,7 +206,7 @@ def start_slowly():
 
 FAULTS = (
     leave, raise_error, segfault_after_peers, send_self, read_next_batch, print_much, exit_when_sent,
-    exit_when_peers_are_frozen, start_children, wait_for_sigterm, start_slowly,
+    exit_when_peers_are_frozen, start_children, wait_for_sigterm, name_straggler, start_slowly,
 )  # fmt: skip
 BY_NAME = {function.__name__: function for function in FAULTS}
 
@@ -295,7 +300,6 @@ def train():
     with open(MODEL_DIR / "pids", "a") as file:
         file.write(f"{os.getpid()}\n")
     misbehave("start")
-    progress = Progress(os.environ)
     progress.report(phase="startup")
     quick_execute(lambda: marked("pid") == WORKERS)
     step = first_step()

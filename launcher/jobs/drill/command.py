@@ -13,7 +13,7 @@ from launcher.jobs.job import Backend, Job
 from launcher.jobs.output import JobConsole
 from launcher.jobs.supervisor import Supervisor
 from launcher.model_dir.lease import Lease
-from launcher.reporting import report, run_folder, strict_json
+from launcher.reporting import strict_json
 
 
 def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
@@ -45,7 +45,6 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
     )
     with contextlib.suppress(OSError):
         content = strict_json.dumps(verdict, indent=2) + "\n"
-        strict_json.replace_file(Path(job.model_dir, run_folder.DRILL), content)
-        report.refresh(job.model_dir)
+        strict_json.replace_file(Path(job.model_dir, "drill.json"), content)
     console.note(drill_verdict.text(verdict, Path(job.model_dir)))
     return EXIT_DONE if verdict["passed"] else exit_code or EXIT_FAILED

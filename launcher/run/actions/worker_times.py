@@ -12,6 +12,7 @@ import numpy as np
 
 from launcher.run.actions.base import Action, Event
 from launcher.step.trainer import StepRecords, Trainer
+from launcher.worker.progress import Progress
 
 # By chance, one worker is often the slowest for a while, so it takes nearly all of many log events.
 _WINDOWS, _SLOW_WINDOWS, _WELL_WINDOWS = 20, 18, 10
@@ -23,10 +24,10 @@ _OWN, _INPUT = range(2)
 class WorkerTimes(Action):
     """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow."""
 
-    def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None]):
+    def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None], tell: Progress):
         self._trainer = trainer
         self._place = {"worker": worker, "num_workers": num_workers}
-        self._watch = StragglerDetector(note)
+        self._watch, self._tell = StragglerDetector(note), tell
         self._steps, self._waited = 0, 0.0
         self._own_before = 0.0
         self._all_steps, self._totals = 0, np.zeros([num_workers, 2])
@@ -48,6 +49,7 @@ class WorkerTimes(Action):
         self._all_steps += self._steps
         self._totals += found
         event.update(self._watch.observe(found / self._steps, event["step"]))
+        self._tell.straggler = self._watch.slow
         self._steps, self._waited, self._own_before = 0, 0.0, own
 
     def summary(self) -> dict[str, Any]:
