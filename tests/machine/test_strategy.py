@@ -1,6 +1,9 @@
 import dataclasses
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import gin
 import numpy as np
@@ -309,8 +312,26 @@ def test_gpus_that_tensorflow_has_used_are_taken_as_they_are_with_a_note(growth,
     monkeypatch.setattr(tf.config.experimental, "get_memory_growth", lambda gpu: growth)
     found = plan(gpus(A100, A100))
     monkeypatch.setenv("TF_GPU_THREAD_MODE", "global")  # it is not set then
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
     strategy.configure(found)
     told = devices_lib.settings_left(found)
     assert len(told) == notes and all("gpu.memory_growth = True" in note for note in told)
     with pytest.raises(RuntimeError, match="after being initialized"):
         strategy.configure(dataclasses.replace(found, local_replicas=3))
+
+
+@pytest.mark.parametrize("given", ["", "--xla_dump_max_hlo_modules=1", f"--{devices_lib._NCCL_TIMEOUT}=60"])
+def test_on_gpus_xla_is_told_how_long_a_step_waits_for_its_peers_unless_somebody_has(given, monkeypatch):
+    """By flags that this TensorFlow knows: it ends a process that has another one, when it first compiles."""
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: [])
+    monkeypatch.setenv("TF_GPU_THREAD_MODE", "global")
+    monkeypatch.setenv("XLA_FLAGS", given)
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    devices_lib.configure_gpus(0, devices_lib.GpuOptions(tf32=tf32))
+    ours = "" if devices_lib._NCCL_TIMEOUT in given else f"--{devices_lib._NCCL_TIMEOUT}=1800"
+    told = os.environ["XLA_FLAGS"]
+    assert told == " ".join(filter(None, [given, ours]))
+    if not given:
+        compiles = "import tensorflow as tf; print(int(tf.function(lambda x: 2 * x, jit_compile=True)(21)))"
+        done = subprocess.run([sys.executable, "-c", compiles], capture_output=True, text=True, check=False)
+        assert done.stdout == "42\n", done.stderr

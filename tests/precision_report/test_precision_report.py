@@ -8,7 +8,6 @@ import re
 import keras
 import numpy as np
 import pytest
-from report_page import Page
 from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher import main
@@ -92,16 +91,13 @@ def test_reports_on_a_recipe(launch, tmp_path):
     assert re.search(r"Recommended scale: 2\^\d+", out)
     report = json.loads((tmp_path / "precision.json").read_text())
     assert set(report) == {
-        "format", "plan", "verdict", "tables", "policy", "batches", "loss", "loss_scale", "sweep", "gradients",
-        "errors", "lint", "versions",
+        "format", "plan", "policy", "batches", "loss", "loss_scale", "sweep", "gradients", "errors", "lint", "versions",
     }  # fmt: skip
     assert set(report["lint"][0]) == {"rule", "level", "path", "text", "fix"}
     assert {one["kind"] for one in report["gradients"]} == {"weight", "activation", "wire"}
     assert set(report["errors"]) >= {"1", "32768"}
-    page = Page.of(tmp_path)
-    assert "Recommended scale: 2^" in page.words
-    assert "What float16 does to the gradients" in page.section("Precision")
-    assert not list(tmp_path.glob("checkpoints*"))
+    assert "What float16 does to the gradients" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["precision.json"]
 
 
 def test_takes_the_weights_of_the_newest_checkpoint(launch, tmp_path):
