@@ -53,7 +53,7 @@ class Supervisor:
         self._asked_for_step = 0.0
         self._first_error: FirstError | None = None
         self._folder = JobFolder(job, console)
-        self._hook = EventHook(job.on_event, console.note)
+        self._hook = EventHook(() if job.member else job.on_event, console.note)  # one for all members
         self._began = Beginning()
         self._why_no_more = ""
         self._mistake = ""

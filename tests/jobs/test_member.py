@@ -168,3 +168,11 @@ def test_workers_of_one_host_do_not_take_the_place_of_the_task_that_starts_them(
 def test_finding_the_peers_needs_no_tensorflow():
     program = "import sys, launcher.launch; sys.exit('tensorflow' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_of_a_job_of_members_one_supervisor_tells_of_its_end(run_members, tmp_path):
+    told = tmp_path / "told"
+    _, finished = run_members(f"--on_event=tee -a {told}")
+    assert [one.returncode for one in finished] == [0, 0]
+    (event,) = map(json.loads, told.read_text().splitlines())
+    assert (event["event"], event["exit_code"]) == ("end", 0)

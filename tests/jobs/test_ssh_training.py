@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import sshd
-from places import SMALL_DIGITS
+from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher.checkpoints import CheckpointStore
 
@@ -87,5 +87,31 @@ def test_eight_hosts_lose_one_and_two_more_and_get_all_back_with_the_weights_of_
     (losses, weights), (expected_losses, expected) = (trained(tmp_path / name, steps) for name in ("elastic", "alone"))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(weights[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.nightly
+def test_a_slow_host_is_left_out_and_the_weights_are_those_of_an_undisturbed_run(run_launcher, hosts, tmp_path):
+    """The run itself finds that one of its workers is slow; the whole global batch is the other one's from then on."""
+    steps, recipe = 150, tmp_path / "slowed.gin"
+    lines = ["import slowed_digits", f"include '{SMALL_DIGITS}'", "image_classification.model = @slowed.perceptron",
+             "slowed.perceptron.seconds = 0.05", "slowed.perceptron.worker = 1", "train.log_every = 2",
+             f"train.steps = {steps}"]  # fmt: skip
+    recipe.write_text("\n".join(lines) + "\n")
+    flags, env = (f"--gin_file={recipe}", "--mode=train"), {"PYTHONPATH": PYTHONPATH}
+    alone = run_launcher(*flags, "--replicas=1", f"--model_dir={tmp_path}/alone", env=env)
+    assert alone.returncode == 0, alone.stderr
+    servers = hosts(A, B)
+    job = run_launcher(
+        "--backend=ssh", f"--hosts={A},{B}", f"--ssh_command={servers.command()}", "--env=CUDA_VISIBLE_DEVICES",
+        "--min_workers=1", "--leave_out_stragglers", *flags, f"--model_dir={tmp_path}/job", module="launcher.launch",
+        env=env,
+    )  # fmt: skip
+    assert job.returncode == 0, job.stdout
+    assert "127.0.0.2 is left out: worker 1 is a straggler" in job.stdout
+    assert "attempt 2: starting 1 worker(s)" in job.stdout
+    (losses, weights), (expected_losses, expected) = (trained(tmp_path / name, steps) for name in ("job", "alone"))
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(weights[name], value, rtol=0, atol=1e-5, err_msg=name)
