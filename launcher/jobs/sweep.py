@@ -18,7 +18,7 @@ from absl import flags
 
 from launcher import modes
 from launcher.config import gin_files
-from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_USAGE, UsageError
+from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.jobs import agent, backends, local, supervisor
 from launcher.jobs.output import JobConsole
 from launcher.machine import child_process
@@ -81,16 +81,22 @@ def _run(todo: Sequence[Trial], shares: Sequence[Mapping[str, str]], console: Jo
         while todo or running:
             if (heard := len(signals)) or EXIT_PREEMPTED in codes:
                 codes, todo = [*codes, *[EXIT_PREEMPTED] * len(todo)], []
-            for slot in [slot for slot in range(len(shares)) if slot not in running][: len(todo)]:
+            if (are_refused := {*codes} == {EXIT_USAGE}) and not running:  # all that have ended
+                raise UsageError("the first trials were refused, as the others would be")
+            for slot in [slot for slot in range(len(shares)) if slot not in running][: 0 if are_refused else len(todo)]:
                 trial, *todo = todo
                 log = trial.folder / "sweep.log" if len(shares) > 1 else None
                 how = "goes on" if run_folder.read(trial.folder).is_run else "begins"
                 console.note(f"{trial.title}: {how}{f', output in {log}' if log else ''}")
-                os.makedirs(log.parent if log else ".", exist_ok=True)
-                with log.open("ab") if log else contextlib.nullcontext() as output:
-                    options = {"env": {**os.environ, **shares[slot]}, "stdout": output, "stderr": output}
-                    before = child_process.die_with_parent(agent.divide_processors(len(shares), os.environ)[slot])
-                    running[slot] = trial, log, child_process.start(trial.command, preexec_fn=before, **options)
+                before = child_process.die_with_parent(agent.divide_processors(len(shares), os.environ)[slot])
+                try:
+                    os.makedirs(log.parent if log else ".", exist_ok=True)
+                    with log.open("ab") if log else contextlib.nullcontext() as output:
+                        options = {"env": {**os.environ, **shares[slot]}, "stdout": output, "stderr": output}
+                        running[slot] = trial, log, child_process.start(trial.command, preexec_fn=before, **options)
+                except OSError as error:
+                    codes.append(EXIT_RETRY)
+                    console.note(f"{trial.title}: cannot be started: {error.strerror} ({error.filename})")
             for slot, (trial, log, process) in [*running.items()]:
                 for _ in range(heard - passed_on):
                     process.terminate()  # also for SIGINT: SIGTERM means the same from the first moment on
@@ -100,8 +106,6 @@ def _run(todo: Sequence[Trial], shares: Sequence[Mapping[str, str]], console: Jo
                     codes.append(code)
                     lines = log.read_text(errors="replace").splitlines()[-3:] if log and code else []
                     console.note("\n  | ".join([trial.said(f"exit code {code}" if code else "done"), *lines]))
-                    if code == EXIT_USAGE and trial.title.startswith("trial 1 of"):
-                        raise UsageError("the first trial was refused, as the others would be")
             passed_on = heard
             time.sleep(_TURN_SECONDS)
     return codes

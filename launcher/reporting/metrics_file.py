@@ -142,7 +142,7 @@ def read_events(model_dir: str) -> list[dict[str, Any]]:
     """
     try:
         lines = regular_file.read(Path(model_dir, FILE_NAME), most_bytes=None).splitlines()
-    except (FileNotFoundError, regular_file.UnfitError):
+    except (FileNotFoundError, NotADirectoryError, regular_file.UnfitError):
         return []
     return [event for line in lines if (event := _parse(line)) is not None]
 

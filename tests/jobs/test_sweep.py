@@ -155,6 +155,25 @@ def test_refusal_of_the_first_trial_ends_the_sweep(launch):
     assert "did you mean 'peak'?" in ended.stderr and "trial 2" not in ended.stdout
 
 
+def test_a_refused_trial_beside_one_that_is_not_harms_neither_that_one_nor_the_next(launch, tmp_path):
+    for name in ("b=2", "b=3"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "is_well").touch()
+    faults = [fault("raise_error", rank=0, kind="UsageError", message="b = 1", code=64, until="is_well")]
+    ended = launch("--sweep=a.b = 1, 2, 3", "--at_once=2", workers=1, faults=faults).wait()
+    assert ended.returncode == 64
+    for told in ("b=1: exit code 64", "b=2: done", "b=3: done"):
+        assert told in ended.stdout
+
+
+def test_a_trial_that_cannot_be_started_is_named_and_the_others_run(launch, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "b=1").touch()
+    ended = launch("--sweep=a.b = 1, 2", "--at_once=2", workers=1).wait()
+    assert ended.returncode == 75
+    assert "b=1: cannot be started: File exists" in ended.stdout and "b=2: done" in ended.stdout
+
+
 def test_a_task_of_a_job_array_runs_its_trial_alone(launch):
     job = launch("--sweep=a.b = 1, 2; seed = 5, 6", workers=1, env={"SLURM_ARRAY_TASK_ID": "3"})
     assert job.wait().returncode == 0
