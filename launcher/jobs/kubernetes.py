@@ -25,6 +25,7 @@ from typing import Any
 
 from absl import flags
 
+from launcher import modes
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.machine import installation
@@ -109,10 +110,12 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
     if longest > _LABEL_LENGTH:
         raise UsageError(f"--job_name={name}: pod names of {longest} characters, more than {_LABEL_LENGTH}; shorten it")
     resources = _quantities(options.resources)
-    if _TPU in resources and job.workers > 1:
+    recipe = modes.define_flags()
+    recipe(["launcher.main", *job.arguments])
+    if _TPU in resources and job.workers > 1 and recipe.engine != "pjrt":
         raise UsageError(
             f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
-            "workers that GKE does not start. Use --workers=1 and a slice of one host, or --backend=tpu_vm"
+            "workers that GKE does not start. Add --engine=pjrt, or use --workers=1 and a slice of one host"
         )
     return Pods(
         kind=options.manifest,

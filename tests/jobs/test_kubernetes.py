@@ -17,7 +17,7 @@ import yaml
 from places import ROOT
 
 from launcher import launch as entry
-from launcher.machine import cluster
+from launcher.machine import cluster, tpu
 
 RECIPE = ROOT / "scripts" / "kubernetes_jobset.yaml"
 FLAGS = ("--image=example.com/launcher:1", "--volume_claim=runs", "--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu")
@@ -222,6 +222,20 @@ def test_what_a_pod_runs_is_a_member_that_the_launcher_accepts(render, tmp_path,
     printed = capsys.readouterr().out.splitlines()[-1]
     flags = ["--gin_file=resnet_cpu.gin", "--model_dir=/runs/cpu", "--gin_param", "train.steps = 3"]
     assert shlex.split(printed)[-len(flags) :] == flags
+
+
+def test_a_slice_of_several_hosts_has_a_pod_on_each_by_the_engine_that_needs_no_other_program(render):
+    manifest = render("--workers=4", "--resources=google.com/tpu=4", "--engine=pjrt")
+    assert (job_of(manifest)["completions"], job_of(manifest)["parallelism"]) == (4, 4)
+    assert container_of(manifest)["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert "--engine=pjrt" in container_of(manifest)["command"]
+    # What GKE then sets in pod 2 goes with what JobSet sets.
+    gke = {
+        "TPU_WORKER_ID": "2",
+        "TPU_WORKER_HOSTNAMES": ",".join(f"resnet-cpu-worker-0-{n}.resnet-cpu" for n in range(4)),
+    }
+    place = cluster.resolve({**environment(manifest, 2), **gke})
+    assert tpu.hosts_of_this_slice(gke) == (place.num_workers, str(place.index))
 
 
 def test_the_claim_is_mounted_where_model_dir_is(render):
