@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_run
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.serving import export
 from launcher.serving.weights import Weights
@@ -76,8 +77,13 @@ def answers(folder, name, inputs):
     return outputs if isinstance(outputs, dict) else {"": outputs}
 
 
-@pytest.mark.parametrize("name", ["saved_model", "keras", "litert"])
-@pytest.mark.parametrize("make", [two_inputs, sequential, whole_batch])
+FORMATS, MODELS = ["saved_model", "keras", "litert"], [two_inputs, sequential, whole_batch]
+EACH_ONCE = [*zip(MODELS, FORMATS, strict=True), (two_inputs, "litert"), (whole_batch, "saved_model")]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), repeated_but(EACH_ONCE, [(make, name) for make in MODELS for name in FORMATS])
+)
 def test_an_exported_model_answers_as_the_keras_model(make, name, tmp_path):
     made = built(make)
     folder = str(tmp_path / name)
