@@ -161,6 +161,7 @@ def test_no_sum_of_a_step_depends_on_when_its_parts_are_ready(model, replicas, m
 SMALL = {
     "resnet": ("resnet.depth = 8", "resnet.norm_group_size = 2"),
     "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),
+    "lm_1b": ("language_model.width = 256",),
     "lm_": (
         "language_model.layers = 2",
         "language_model.hidden = 64",

@@ -239,17 +239,16 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
     )
 
 
-def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(tmp_path):
+@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
+def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(replicas, tmp_path):
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "steps": 12}
-    for replicas in (1, 2):
-        folder = tmp_path / str(replicas)
-        of_launcher(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), folder, replicas, **settings)
-        state = snapshot(folder)
-        skipped = int(state["counters/skipped"])
-        assert 1 <= skipped < 12
-        assert state["loss_scale/scale"] == 2.0 ** (24 - skipped)
-        counts = [int(state[name]) for name in state if "iteration" in name]
-        assert counts == [12 - skipped] * 2
+    of_launcher(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), tmp_path, replicas, **settings)
+    state = snapshot(tmp_path)
+    skipped = int(state["counters/skipped"])
+    assert 1 <= skipped < 12
+    assert state["loss_scale/scale"] == 2.0 ** (24 - skipped)
+    counts = [int(state[name]) for name in state if "iteration" in name]
+    assert counts == [12 - skipped] * 2
 
 
 def test_replicas_draw_noise_of_their_own_and_another_one_in_each_step(tmp_path):
