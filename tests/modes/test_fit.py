@@ -124,8 +124,8 @@ def two():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
-# Of metrics and of class weights, test_keras_metrics.py; of a mask, test_fit_data.py.
-@pytest.mark.parametrize("name", repeated_but([*CASES][1:3], CASES))
+# Of metrics and of class weights, test_keras_metrics.py.
+@pytest.mark.parametrize("name", repeated_but([*CASES][1:4], CASES))
 def test_it_trains_as_keras_does_on_one_device(name, two, tmp_path):
     build, data, arguments = CASES[name]
     expected, validation = of_keras(build, data, **arguments)

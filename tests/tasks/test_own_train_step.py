@@ -77,7 +77,7 @@ def weights_of(history):
 
 
 # What others hold, too, or what is trained with a short last batch, below.
-OFTEN = ("VAE", "VAE, Adam", "GAN", "GAN, Adam", "distiller", "critic")
+OFTEN = ("VAE", "VAE, Adam", "GAN", "GAN, Adam", "distiller")
 OFTEN += ("VAE, normalised", "GAN with a penalty", "distiller by hand", "diffusion")
 
 
