@@ -313,6 +313,27 @@ def run_workers(
 
 
 @pytest.fixture
+def peak_growth() -> Callable[[], contextlib.AbstractContextManager[list[int]]]:
+    """with peak_growth() as grown: afterwards, grown[0] is by how many bytes this process's memory was larger at most
+    than at the beginning. Only for what is so large that the system gives it pages of its own."""
+
+    def kibibytes(what: str) -> int:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+        return int(line.split()[1])
+
+    @contextlib.contextmanager
+    def measured() -> Iterator[list[int]]:
+        grown: list[int] = []
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        before = kibibytes("VmRSS")
+        yield grown
+        grown.append(1024 * (kibibytes("VmHWM") - before))
+
+    return measured
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
     disk = tmp_path / "disk"

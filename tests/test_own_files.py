@@ -266,7 +266,7 @@ def test_data_that_goes_away_under_a_run_may_come_back(flags, start_launcher, ru
 
 @pytest.mark.heavy
 def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, start_launcher, run_launcher, tmp_path):
-    steps = "train.steps = 400"
+    steps = "train.steps = 160"
     run = ("--mode=train", *flags(folder(tmp_path / "own", False), "train.steps_per_loop = 1", steps))
     assert run_launcher(*run, "--model_dir=undisturbed").returncode == 0
     job = start_launcher("--workers=1", *run, module="launcher.launch")

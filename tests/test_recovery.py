@@ -143,6 +143,7 @@ def assert_preempted(finished, model_dir):
     assert CheckpointStore(str(model_dir / "checkpoints")).latest() == summary["step"]
 
 
+@pytest.mark.nightly  # so do two in a row, below
 def test_sigterm_ends_the_step_saves_and_exits_42(start_launcher, tmp_path):
     flags = (*FLAGS, f"--model_dir={tmp_path}/run", "--gin_param=train.steps = 100000", "--mode=train")
     started = start_launcher(*flags)

@@ -210,7 +210,8 @@ def test_every_recipe_that_names_a_set_to_prepare_is_tried_here():
 @pytest.mark.parametrize(
     ("recipe", "topology", "seed", "more"),
     [
-        ("resnet_multiworker", WORKERS, 0, "compare"),
+        ("resnet_multiworker", ONE, 0, ""),
+        pytest.param("resnet_multiworker", WORKERS, 0, "compare", marks=pytest.mark.nightly),
         pytest.param("resnet_gpu", ONE, 7, "", marks=pytest.mark.nightly),
         pytest.param("resnet_tpu", MIRRORED, 0, "", marks=pytest.mark.nightly),
         pytest.param("resnet_cpu", MIRRORED, 7, "resume", marks=pytest.mark.nightly),

@@ -90,7 +90,10 @@ def test_a_signal_while_waiting_to_restart_ends_the_job(launch):
 
 
 # Python says what it has imported, the supervisor what it starts: each is another moment.
-@pytest.mark.parametrize("moment", ["launcher.modes", "launcher.jobs.supervisor", "drill.command", "starting 2 worker"])
+MOMENTS = ["launcher.modes", "launcher.jobs.supervisor", "drill.command", "starting 2 worker"]
+
+
+@pytest.mark.parametrize("moment", repeated_but([MOMENTS[0], MOMENTS[3]], MOMENTS))
 def test_a_sigterm_while_the_job_starts_ends_it_with_42(fake_environment, tmp_path, ended, moment):
     flags = ["--workers=2", "--worker_module=fake_worker", "--gin_file=fake.gin", f"--model_dir={tmp_path / 'run'}"]
     process = subprocess.Popen(

@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from cases import repeated_but
 from launched import fault
 
 from launcher.model_dir import lease_file
@@ -37,7 +38,7 @@ def test_output_goes_to_the_console_with_a_prefix_and_to_a_log_of_each_worker(ru
         ]
 
 
-@pytest.mark.parametrize("code", [64, 70])
+@pytest.mark.parametrize("code", repeated_but([70], [64, 70]))
 def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job, code):
     _, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
     assert finished.returncode == code
@@ -102,7 +103,8 @@ def test_a_job_whose_folder_another_run_has_taken_over_stops_and_writes_nothing(
     assert json.loads(path.read_text())["host"] == "elsewhere"
 
 
-@pytest.mark.parametrize("damage", ["removed", "bit flipped"])
+# Of a lease alone, test_lease.py tries each damage.
+@pytest.mark.parametrize("damage", repeated_but(["bit flipped"], ["removed", "bit flipped"]))
 def test_a_job_whose_lease_is_damaged_writes_it_again_and_goes_on(launch, damage):
     job = launch(steps=0, hosts=True, workers=1)
     job.until(lambda: "training from" in job.log(1, 0))
@@ -205,12 +207,17 @@ BARE_EXIT = fault("leave", code=1)
 @pytest.mark.parametrize(
     "how",
     [
-        fault("send_self", number=int(signal.SIGKILL)),
-        fault("send_self", rank=0, number=int(signal.SIGTERM)),
-        BARE_EXIT,
-        fault("raise_error", kind="CheckpointWriteError", message="disk full", code=75),
+        pytest.param(fault("send_self", number=int(signal.SIGKILL)), id="SIGKILL"),
+        pytest.param(
+            fault("send_self", rank=0, number=int(signal.SIGTERM)),
+            id="SIGTERM of the chief",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(BARE_EXIT, id="exit 1", marks=pytest.mark.nightly),  # others leave so, below
+        pytest.param(
+            fault("raise_error", kind="CheckpointWriteError", message="disk full", code=75), id="disk full: exit 75"
+        ),
     ],
-    ids=["SIGKILL", "SIGTERM of the chief", "exit 1", "disk full: exit 75"],
 )
 def test_a_failure_that_may_pass_restarts_all_workers_from_the_last_checkpoint(run_job, how):
     job, finished = run_job(faults=[how], checkpoint=True)

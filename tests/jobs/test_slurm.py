@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm_cluster
+from cases import repeated_but
 from launched import LaunchedJob, fault
 from places import ROOT
 
@@ -207,6 +208,7 @@ def test_a_submitted_job_trains_on_all_its_nodes(slurm, submit):
     assert_nothing_is_left(slurm, job)
 
 
+@pytest.mark.nightly  # the agents of all hosts are alike: test_ssh.py; a lost host is below
 def test_a_killed_worker_is_named_and_all_go_on_from_the_checkpoint(slurm, submit):
     number, job = submit(faults=[fault("send_self", number=int(signal.SIGKILL))], checkpoint=True)
     assert slurm.wait(number)["JobState"] == "COMPLETED", slurm.output(number)
@@ -274,6 +276,7 @@ def test_an_error_that_a_retry_will_not_help_fails_the_slurm_job_with_its_code(s
     assert_nothing_is_left(slurm, job)
 
 
+@pytest.mark.nightly  # nor does one that saves, above
 def test_a_cancelled_job_leaves_nothing(slurm, submit, eventually):
     number, job = submit(
         faults=[fault("start_children", rank=0, step=1), *(fault("read_next_batch", rank=r) for r in (0, 1))]
@@ -284,13 +287,13 @@ def test_a_cancelled_job_leaves_nothing(slurm, submit, eventually):
     eventually(lambda: not job.running() and not list(slurm.folder.glob("launcher-*")))
 
 
-@pytest.mark.parametrize(
-    ("flag", "said"),
-    [
-        ("--remote_python=/nowhere/python", "no interpreter /nowhere/python"),
-        ("--remote_dir=/nowhere", "no folder /nowhere"),
-    ],
-)
+NOWHERE = [
+    ("--remote_python=/nowhere/python", "no interpreter /nowhere/python"),
+    ("--remote_dir=/nowhere", "no folder /nowhere"),
+]
+
+
+@pytest.mark.parametrize(("flag", "said"), repeated_but(NOWHERE[:1], NOWHERE))
 def test_a_node_that_cannot_run_the_launcher_is_a_mistake_with_its_reason(slurm, submit, flag, said):
     number, job = submit(flag, "--connect_timeout=1e6")
     ended = slurm.wait(number)

@@ -15,6 +15,7 @@ import sys
 import psutil
 import pytest
 import sshd
+from cases import repeated_but
 from launched import fault
 from places import ROOT
 from running import is_running
@@ -46,6 +47,8 @@ def launch_on(request, launch, hosts):
 
 
 by_each = pytest.mark.parametrize("launch_on", ["ssh", "exec"], indirect=True)
+# --backend=exec has another command to reach the agent of a host. What that does then is tried by ssh alone by default.
+by_ssh = pytest.mark.parametrize("launch_on", repeated_but(["ssh"], ["ssh", "exec"]), indirect=True)
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def test_a_login_that_greets_everybody_does_no_harm(run_on, hosts):
     assert finished.returncode == 0, finished.stdout
 
 
-@by_each
+@by_ssh
 def test_a_killed_worker_is_named_and_all_go_on_from_the_last_checkpoint(run_on):
     job, finished = run_on([A, B], faults=[fault("send_self", number=int(signal.SIGKILL))], checkpoint=True)
     assert finished.returncode == 0, finished.stdout
@@ -172,10 +175,15 @@ def stop_client(job, servers, tmp_path):
     ("launch_on", "lose", "said"),
     [
         ("ssh", kill_client, "the connection to 127.0.0.2 ended"),
-        ("exec", kill_client, "the connection to 127.0.0.2 ended"),
+        pytest.param("exec", kill_client, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
         pytest.param("ssh", kill_session, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
         ("ssh", kill_agent, "the connection to 127.0.0.2 ended"),
-        pytest.param("ssh", stop_agent, "nothing was heard from 127.0.0.2 for 8 s", marks=pytest.mark.heavy),
+        pytest.param(
+            "ssh",
+            stop_agent,  # the next test has one, too
+            "nothing was heard from 127.0.0.2 for 8 s",
+            marks=[pytest.mark.heavy, pytest.mark.nightly],
+        ),
         pytest.param(
             "ssh",
             stop_client,
@@ -233,7 +241,7 @@ def test_a_terminal_that_is_not_read_from_holds_nothing_up(fake_environment, hos
         process.communicate()
 
 
-@by_each
+@by_ssh
 def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
     job, _ = launch_on([A, B], on_sigterm="save", steps=10**9)
     job.until(lambda: job.log(1, 0) and job.log(1, 1))

@@ -66,9 +66,9 @@ def begun(folder: Path) -> int:
 @pytest.mark.slow
 def test_trials_are_run_compared_and_not_run_again(sweep, tmp_path):
     out = tmp_path / "out"
-    first = sweep("--sweep=cosine.peak = 0.0001, 0.1; seed = 0, 1").wait()
+    first = sweep("--sweep=cosine.peak = 0.0001, 0.1; seed = 1").wait()
     assert first.returncode == 0, first.stderr
-    names = ["peak=0.0001,seed=0", "peak=0.0001,seed=1", "peak=0.1,seed=0", "peak=0.1,seed=1"]
+    names = ["peak=0.0001,seed=1", "peak=0.1,seed=1"]
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "compare.html"])
     found = {name: accuracy(out / name) for name in names}
     best = sorted(names, key=found.__getitem__, reverse=True)
@@ -80,12 +80,12 @@ def test_trials_are_run_compared_and_not_run_again(sweep, tmp_path):
     assert [*map(place, best)] == sorted(map(place, best)) and place(best[0]) >= 0
     told = [line for line in lines if ": done, best accuracy" in line]
     assert [line.partition(":")[0] for line in told] == [
-        f"[launcher] trial {number} of 4, {name}" for number, name in enumerate(names, 1)
+        f"[launcher] trial {number} of 2, {name}" for number, name in enumerate(names, 1)
     ]
 
     again = sweep("--sweep=cosine.peak = 0.1, 0.0001; seed = 1").wait()
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("done before") == 2 and [begun(out / name) for name in names] == [1, 1, 1, 1]
+    assert again.stdout.count("done before") == 2 and [begun(out / name) for name in names] == [1, 1]
 
     longer = sweep("--sweep=cosine.peak = 0.1; seed = 1", "--gin_param=train.steps = 40").wait()
     assert longer.returncode == 0 and "trial 1 of 1, peak=0.1,seed=1: goes on" in longer.stdout  # another command

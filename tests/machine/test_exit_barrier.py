@@ -63,8 +63,9 @@ def assert_end_together(workers, code, folder):
     assert "leaves without it" not in chief.stderr
 
 
+@pytest.mark.nightly  # so it does when it is preempted, below
 @pytest.mark.heavy
-@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("mode", ["train", "eval"])
 def test_the_chief_leaves_after_a_worker_that_lags_behind(start_two, tmp_path, mode):
     workers = start_two("--mode=train")
     if mode == "eval":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from launcher.errors import PeerError, UsageError
@@ -78,6 +81,27 @@ print([device.process_index for device in found])
 """
 
 
+class Device:
+    def __init__(self, number):
+        self.id = number
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_devices_stand_in_the_order_of_what_their_workers_tell(index):
+    devices, told = [Device(number) for number in range(4)], [1, 0, 1, 0]
+
+    def array(shape, spread, of_part):
+        assert (shape, of_part(None).tolist()) == ((4,), [index]), "each tells its own number, of its own devices"
+        shard = types.SimpleNamespace(data=np.array(told, np.int32))
+        return types.SimpleNamespace(is_fully_replicated=True, addressable_shards=[shard])
+
+    sharding = types.SimpleNamespace(Mesh=mock.Mock(), NamedSharding=mock.Mock(), PartitionSpec=mock.Mock())
+    jax = types.SimpleNamespace(sharding=sharding, make_array_from_callback=array)
+    found = jax_devices.in_order_of_workers(jax, devices, index)
+    assert [device.id for device in found] == [1, 3, 0, 2]
+
+
+@pytest.mark.nightly  # what JAX itself makes of it
 @pytest.mark.heavy
 def test_devices_stand_in_the_order_of_workers_however_jax_counts_processes(free_ports):
     (port,) = free_ports(1)

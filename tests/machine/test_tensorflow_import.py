@@ -10,7 +10,7 @@ from places import ROOT
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
+IMPORTS = """
 import gc, json, sys
 if {first!r}:
     __import__({first!r})
@@ -18,6 +18,8 @@ from launcher.machine.tensorflow_import import import_tensorflow
 import_tensorflow()
 packages = {{"keras", "tensorflow", "sklearn", "matplotlib", "jax", "pandas", "scipy"}}
 state = {{"imported": sorted(packages & set(sys.modules))}}
+"""
+USES = """
 import matplotlib.figure, pandas, scipy.sparse, sklearn.datasets
 import keras
 import tensorflow as tf
@@ -25,15 +27,14 @@ state["digits"] = sklearn.datasets.load_digits().data.shape
 state["collecting"] = gc.isenabled()
 state["sum"] = int(tf.reduce_sum(tf.ones(3)))
 doubled = keras.Sequential([keras.Input([2]), keras.layers.Rescaling(2.0)])
-frame = pandas.DataFrame({{"b": [1.0, 2.0, 3.0], "a": [4, 5, 6]}})
+frame = pandas.DataFrame({"b": [1.0, 2.0, 3.0], "a": [4, 5, 6]})
 state["of a frame"] = doubled.predict(frame, batch_size=2, verbose=0).tolist()
 state["of a sparse matrix"] = doubled.predict(scipy.sparse.eye(2, format="csr"), verbose=0).tolist()
-print(json.dumps(state))
 """
 
 
-def _state(first: str = "") -> dict:
-    program = [sys.executable, "-c", PROGRAM.format(first=first)]
+def _state(first: str = "", uses: str = "") -> dict:
+    program = [sys.executable, "-c", f"{IMPORTS.format(first=first)}{uses}print(json.dumps(state))"]
     environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(program, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr == ""  # what TensorFlow logs of itself while it is loaded
@@ -41,7 +42,7 @@ def _state(first: str = "") -> dict:
 
 
 def test_packages_that_nothing_here_uses_are_left_out_and_can_be_imported_later():
-    state = _state()
+    state = _state(uses=USES)
     assert state["imported"] == ["keras", "tensorflow"]
     assert state["digits"] == [1797, 64]
     assert state["collecting"] and state["sum"] == 3

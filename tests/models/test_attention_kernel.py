@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from test_blockwise_attention import allowed_by, assert_near, expected, normal, rounded
 
 from launcher.step import flops
@@ -20,9 +21,15 @@ MEMORY = np.repeat([[1, 2, 0], [1, 1, 1], [1, 0, 0]], [128, 200, 56], axis=1).as
 
 
 # Blocks of keys for which the backward pass is one kernel; beyond, those of long rows, it is two.
-@pytest.mark.parametrize(("dtype", "fused"), [("float32", 1), ("bfloat16", 8)])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "of a memory"])
-def test_splash_attention_is_that_of_numpy_with_packed_rows_padding_and_shared_keys(dtype, fused, causal, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "fused", "sees"),
+    repeated_but(
+        [("float32", 1, "causal"), ("bfloat16", 8, "of a memory")],
+        [(*one, sees) for sees in ("causal", "of a memory") for one in (("float32", 1), ("bfloat16", 8))],
+    ),
+)
+def test_splash_attention_is_that_of_numpy_with_packed_rows_padding_and_shared_keys(dtype, fused, sees, monkeypatch):
+    causal = sees == "causal"
     monkeypatch.setattr(attention_kernel, "_BLOCK", 128)  # several in a row
     monkeypatch.setattr(attention_kernel, "_FUSED", fused)
     attention_kernel._made.cache_clear()

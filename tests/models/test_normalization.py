@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 from models.normalization import BatchNormalization, PooledBatchNormalization
 
@@ -231,10 +232,14 @@ def pooled_oracle(x, gamma, beta, group_size):
     return windows[:, ::2, ::2].max((-2, -1))
 
 
-@pytest.mark.parametrize("group_size", [None, 2])
+POOLED = [("float32", True, 1e-6), ("mixed_float16", False, 2e-3), ("mixed_float16", True, 2e-3)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "compiling", "tolerance"),
-    [("float32", True, 1e-6), ("mixed_float16", False, 2e-3), ("mixed_float16", True, 2e-3)],
+    ("dtype", "compiling", "tolerance", "group_size"),
+    repeated_but(
+        [(*POOLED[0], 2), (*POOLED[1], 2), (*POOLED[2], None)], [(*one, size) for one in POOLED for size in (None, 2)]
+    ),
 )
 def test_pooled_equals_numpy_and_finite_differences(dtype, compiling, tolerance, group_size):
     compute_dtype = keras.DTypePolicy(dtype).compute_dtype

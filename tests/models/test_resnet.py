@@ -35,7 +35,7 @@ def images(*shape):
 PARAMETERS = [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
 
 
-@pytest.mark.parametrize(("depth", "parameters"), repeated_but([(34, 21_797_672), (50, 25_557_032)], PARAMETERS))
+@pytest.mark.parametrize(("depth", "parameters"), repeated_but([(50, 25_557_032)], PARAMETERS))
 def test_imagenet_parameters_are_the_published_ones(depth, parameters, monkeypatch):
     # How many there are does not depend on their values, and to draw them takes longer than all the rest.
     zeros = keras.initializers.Zeros()
@@ -46,7 +46,7 @@ def test_imagenet_parameters_are_the_published_ones(depth, parameters, monkeypat
 CIFAR = [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)]
 
 
-@pytest.mark.parametrize(("depth", "millions"), repeated_but([(20, 0.27), (32, 0.46)], CIFAR))
+@pytest.mark.parametrize(("depth", "millions"), repeated_but([(20, 0.27)], CIFAR))
 def test_cifar_parameters_are_the_published_ones(depth, millions):  # He et al. 2015, table 6
     assert round(num_trainable(resnet(image_shape=(32, 32, 3), num_classes=10, depth=depth)) / 1e6, 2) == millions
 
@@ -56,7 +56,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 
 @pytest.mark.parametrize(
     ("depth", "policy"),
-    repeated_but([*((8, policy) for policy in POLICIES), (18, "mixed_float16")], itertools.product((8, 18), POLICIES)),
+    repeated_but([(8, "mixed_float16"), (8, "mixed_bfloat16")], itertools.product((8, 18), POLICIES)),
 )
 def test_logits_are_float32_and_the_body_follows_the_policy(depth, policy):
     keras.config.set_dtype_policy(policy)
@@ -74,7 +74,7 @@ SHAPES = ((8, 8, 1), (28, 28, 1), (32, 32, 3), (7, 9, 2), (1, 1, 1))
 
 @pytest.mark.parametrize(
     ("depth", "image_shape"),
-    repeated_but([*((8, shape) for shape in SHAPES), (18, (7, 9, 2))], itertools.product((8, 18), SHAPES)),
+    repeated_but([(8, (28, 28, 1)), (8, (1, 1, 1)), (18, (7, 9, 2))], itertools.product((8, 18), SHAPES)),
 )
 def test_small_images_keep_their_resolution_in_the_stem(depth, image_shape):
     model = resnet(image_shape=image_shape, num_classes=5, depth=depth)

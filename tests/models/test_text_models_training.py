@@ -84,8 +84,8 @@ def assert_near(actual, expected, atol):
         np.testing.assert_allclose(actual[path], value, atol=atol, err_msg=path)
 
 
-# Of a transformer, test_blockwise_attention.py compares the gradients.
-@pytest.mark.parametrize("kind", [pytest.param("transformer", marks=pytest.mark.nightly), "language_model"])
+@pytest.mark.nightly  # test_blockwise_attention.py compares the gradients
+@pytest.mark.parametrize("kind", ["transformer", "language_model"])
 def test_both_forms_of_attention_train_the_same_weights(kind):
     plain, _ = trained_plainly(kind)
     assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
@@ -120,8 +120,9 @@ def test_dropout_does_not_depend_on_how_the_batch_is_divided(kind, attention):
     assert any(np.abs(without[path] - value).max() > 1e-3 for path, value in replicas.items())
 
 
+@pytest.mark.nightly  # test_train_step.py compiles a step, and test_blockwise_attention.py attention
 @pytest.mark.heavy
-@pytest.mark.parametrize("kind", repeated_but(["language_model"], ["transformer", "language_model", "lstm"]))
+@pytest.mark.parametrize("kind", ["transformer", "language_model", "lstm"])
 def test_compiled_by_xla_trains_the_same_weights(kind):
     plain, _ = trained_plainly(kind)
     assert_near(trained(kind, model={"dropout": 0.0}, jit_compile=True)[0], plain, 1e-5)
@@ -135,7 +136,11 @@ def test_16_bits_train_near_float32(precision):
     assert_near(actual, expected, 0.1)
 
 
-RECOMPUTED = [("transformer", (1, 2), "plain"), ("language_model", (2, 1), "blocks")]
+RECOMPUTED = [
+    ("transformer", (1, 2), "plain"),
+    ("language_model", (1, 2), "blocks"),
+    ("language_model", (2, 1), "blocks"),
+]
 
 
 @pytest.mark.parametrize(("kind", "topology", "attention"), repeated_but([RECOMPUTED[1]], RECOMPUTED))

@@ -164,7 +164,7 @@ for _hook in [name for name in dir(callbacks.Callback) if name.startswith("on_")
         setattr(Told, _hook, _note)
 
 
-@pytest.mark.parametrize("freq", repeated_but([2, [1, 4]], [1, 2, [1, 4]]))
+@pytest.mark.parametrize("freq", repeated_but([2], [1, 2, [1, 4]]))
 def test_every_hook_is_called_as_in_keras(freq, tmp_path):
     theirs, mine = Told(), Told()
     settings = {"epochs": 5, "initial_epoch": 2, "validation_freq": freq, "validation_batch_size": 8}
@@ -308,7 +308,7 @@ def events_of(folder):
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"update_freq": 2}])
+@pytest.mark.parametrize("settings", repeated_but([{"update_freq": 2}], [{}, {"update_freq": 2}]))
 def test_tensorboard_has_the_events_that_keras_writes(settings, tmp_path):
     of_keras([callbacks.TensorBoard(tmp_path / "theirs", **settings)], epochs=2)
     of_launcher([callbacks.TensorBoard(tmp_path / "mine", **settings)], tmp_path, epochs=2)
@@ -319,7 +319,7 @@ def test_tensorboard_has_the_events_that_keras_writes(settings, tmp_path):
         np.testing.assert_allclose(found[place], values, rtol=1e-4, err_msg=str(place))
 
 
-@pytest.mark.parametrize("settings", [{}, {"checkpoint_every": 0}])
+@pytest.mark.parametrize("settings", repeated_but([{}], [{}, {"checkpoint_every": 0}]))
 def test_a_backup_is_written_and_never_read(settings, tmp_path):
     class Looks(callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

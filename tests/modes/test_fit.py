@@ -174,6 +174,7 @@ def test_local_batch_norm_is_that_of_keras_on_each_part_of_the_batch(settings, p
         np.testing.assert_allclose(first, expected, rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
+@pytest.mark.nightly  # test_keras_metrics.py and test_fit_data.py have short batches
 def test_a_short_last_batch_is_the_mean_over_its_own_examples(two, tmp_path):
     data = (X[:39], POSITIVE[:39])
     expected, validation = of_keras(judged_by_curve, data)
@@ -182,6 +183,7 @@ def test_a_short_last_batch_is_the_mean_over_its_own_examples(two, tmp_path):
     assert_same(found, expected)
 
 
+@pytest.mark.nightly  # test_fit_data.py has one
 def test_a_dataset_gives_its_own_batches_also_a_short_one(two, tmp_path):
     def dataset(rows):
         return tf.data.Dataset.from_tensor_slices((X[:rows], LABEL[:rows])).batch(16)
@@ -196,6 +198,7 @@ def test_a_dataset_gives_its_own_batches_also_a_short_one(two, tmp_path):
     assert_same(found, expected)
 
 
+@pytest.mark.nightly  # test_callbacks.py has these beside all others
 def test_callbacks_set_the_rate_and_end_the_run_as_in_keras(two, tmp_path):
     def callbacks():
         return [
@@ -259,6 +262,7 @@ class _Dies(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.nightly  # test_callbacks.py has this and others
 def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
     def train(folder, *more):
         callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=0.3, factor=0.5), *more]

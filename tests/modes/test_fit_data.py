@@ -70,7 +70,9 @@ def one():
     return tf.distribute.OneDeviceStrategy("CPU:0")
 
 
-@pytest.mark.parametrize("settings", [{}, {"microbatches": 2}, {"jit_compile": True}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.nightly), {"microbatches": 2}, {"jit_compile": True}]
+)
 def test_replicas_need_not_divide_the_batch(settings, two, tmp_path):
     expected = of_keras(small, X, Y, batch_size=7, shuffle=False, validation_data=(X[:23], Y[:23]))
     settings = {"batch_size": 7, "shuffle": False, "epochs": 2, **settings}
@@ -103,7 +105,9 @@ def padded(start, stop):
     return rows.padded_batch(4)
 
 
-@pytest.mark.parametrize(("build", "batches"), [(of_five_steps, windows), (of_words, padded)])
+@pytest.mark.parametrize(
+    ("build", "batches"), repeated_but([(of_words, padded)], [(of_five_steps, windows), (of_words, padded)])
+)
 @pytest.mark.parametrize("microbatches", repeated_but([1], [1, 2]))
 def test_sizes_of_a_batch_need_not_be_known(build, batches, microbatches, two, tmp_path):
     expected = of_keras(build, batches(0, 20), validation_data=batches(20, 31))
@@ -192,8 +196,13 @@ PYTHON = {
 }
 
 
-@pytest.mark.parametrize("name", PYTHON)
-@pytest.mark.parametrize("is_function", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_function"),
+    repeated_but(
+        [("a PyDataset", True), ("with workers", False), ("a generator", True), ("a loader", False)],
+        [(name, is_function) for name in PYTHON for is_function in (False, True)],
+    ),
+)
 def test_batches_may_be_made_by_python(name, is_function, two, tmp_path):
     train, validation, arguments = PYTHON[name]
     # Keras tells a PyDataset of the end of an epoch before the first one, too, as it builds the model.
@@ -221,7 +230,7 @@ class _Stops(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", [*PYTHON][:3])
+@pytest.mark.parametrize("name", repeated_but(["a PyDataset", "a generator"], [*PYTHON][:3]))
 def test_a_restarted_run_ends_as_an_undisturbed_one(name, one, tmp_path):
     def train(folder, *callbacks):
         train, _, arguments = PYTHON[name]
@@ -311,7 +320,7 @@ class Hub(keras.Model):
         return self.preprocessor(x, y=y, sample_weight=sample_weight)
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
+@pytest.mark.parametrize("is_dataset", repeated_but([True], [False, True]))
 def test_a_models_preprocessor_is_mapped_over_the_data(is_dataset, two, tmp_path):
     def data(rows):
         arrays = {"raw": X[:rows]}, Y[:rows]
@@ -351,8 +360,12 @@ def shuffled(counts):
     return found.batch(8)
 
 
-@pytest.mark.parametrize("counts", [False, True])
-@pytest.mark.parametrize("strategy", ["one", "two"])
+@pytest.mark.parametrize(
+    ("strategy", "counts"),
+    repeated_but(
+        [("one", False), ("two", True)], [(strategy, counts) for strategy in ("one", "two") for counts in (False, True)]
+    ),
+)
 def test_a_dataset_goes_on_from_its_own_state_or_is_read_again(counts, strategy, request, tmp_path, monkeypatch):
     strategy = request.getfixturevalue(strategy)
     keras.utils.set_random_seed(0)  # before the dataset is made, as after

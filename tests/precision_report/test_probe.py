@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from small_run import GivenTask, build, copies, linear_batches, negative_sum, state_copies
 
 from launcher.errors import UsageError
@@ -52,7 +53,7 @@ def two_layers() -> GivenTask:
     return GivenTask(linear_batches([X]), _two_layers, negative_sum)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 def test_counts_gradients_of_weights_and_of_activations_before_the_reduction(two_layers, replicas):
     _, probe, found = _probe(two_layers, replicas)
 

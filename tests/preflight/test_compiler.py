@@ -114,6 +114,7 @@ def test_a_program_too_big_for_hbm_is_refused_with_the_compilers_figures(compile
     assert available == WHERE.chip.hbm_bytes.value
 
 
+@pytest.mark.nightly  # of one of them, above
 def test_the_memory_of_each_generation_is_what_its_compiler_says(compiled):
     for name in ("v2-8", "v3-8", "v4-8", "v5p-8", "v6e-4"):
         where = slices.find(name)

@@ -62,7 +62,7 @@ def test_a_sum_of_which_each_replica_keeps_a_part_is_one_reduce_scatter(compiled
 CONVOLUTIONS = [(3, 1, 32), (3, 2, 16), (7, 2, 3), (1, 1, 64)]
 
 
-@pytest.mark.parametrize(("kernel", "stride", "channels"), repeated_but([(3, 2, 16), (7, 2, 3)], CONVOLUTIONS))
+@pytest.mark.parametrize(("kernel", "stride", "channels"), repeated_but([(3, 2, 16)], CONVOLUTIONS))
 def test_a_convolution_is_counted_without_the_padding_of_its_image(compiled, kernel, stride, channels):
     image, filters, batch = 28, 48, 4
     text = convolution_step(image=image, channels=channels, filters=filters, kernel=kernel, stride=stride, batch=batch)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small_run
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.serving import predict
 
@@ -26,8 +27,10 @@ class Doubling(small_run.GivenTask):
         return batch["prompt"] * tf.cast(model(tf.ones([1, 1]))[0, 0], tf.int32)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("replicas", "jit_compile"),
+    repeated_but([(1, False), (2, True), (4, False)], [(count, jit) for count in (1, 2, 4) for jit in (False, True)]),
+)
 def test_every_replica_writes_its_part_of_a_batch(replicas, jit_compile):
     task = Doubling()
     made = small_run.build(task, replicas, jit_compile=jit_compile)

@@ -172,7 +172,7 @@ def train_from_the_start(replicas, microbatches, scenario, **recipe):
 SCENARIOS = ["ones", "padding", "a replica and a microbatch of only padding", "fractions", "a step of only padding"]
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(4, 1), (2, 2)], TOPOLOGIES))
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], TOPOLOGIES))
 def test_five_steps_equal_numpy_whatever_the_weights_of_the_examples(replicas, microbatches):
     for scenario in SCENARIOS:
         made, records = train_from_the_start(replicas, microbatches, scenario)
@@ -188,7 +188,7 @@ def test_the_scenarios_are_told_apart_by_the_oracle():
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "scenario"),
     repeated_but(
-        [(4, 1, "fractions"), (4, 1, "a step of only padding"), (2, 2, "fractions")],
+        [(4, 1, "fractions"), (4, 1, "a step of only padding")],
         [
             (*topology, scenario)
             for topology in [(1, 1), (4, 1), (2, 2)]
@@ -213,7 +213,7 @@ SCALES = {
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "scale"),
     repeated_but(
-        [(1, 2, "3"), (4, 1, "dynamic")],
+        [(4, 1, "dynamic")],
         [(*topology, scale) for topology in [(1, 2), (4, 1)] for scale in SCALES],
     ),
 )
@@ -325,7 +325,7 @@ def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(repl
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "precision"),
     repeated_but(
-        [(1, 1, "float32"), (2, 1, "mixed_bfloat16"), (2, 2, "mixed_float16")],
+        [(2, 1, "mixed_bfloat16"), (2, 2, "mixed_float16")],
         [
             (*topology, precision)
             for topology in [(1, 1), (2, 1), (2, 2)]
@@ -362,7 +362,7 @@ PARTS = {
 @pytest.mark.parametrize(
     ("dtype", "part"),
     repeated_but(
-        [("float16", "plain"), ("float64", "average"), ("float16", "clip_layer_norm"), ("float64", "clip_adaptive")],
+        [("float64", "average"), ("float16", "clip_layer_norm")],
         [(dtype, part) for dtype in ("float16", "float64") for part in PARTS],
     ),
 )
@@ -403,7 +403,7 @@ def of_the_first_output(model, batch, training):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "make"),
     repeated_but(
-        [(1, 1, "lamb"), (2, 2, "adamw")],
+        [(2, 2, "adamw")],
         [(*topology, make) for topology in [(1, 1), (2, 1), (1, 2), (2, 2)] for make in ("adamw", "lamb", "momentum")],
     ),
 )
@@ -450,7 +450,7 @@ def adaptive_session(replicas, microbatches):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "padding"),
     repeated_but(
-        [(2, 1, 0.0), (2, 2, np.nan), (2, 2, np.inf)],
+        [(2, 2, np.nan), (2, 2, np.inf)],
         [(*topology, padding) for topology in [(1, 1), (2, 1), (2, 2)] for padding in (0.0, np.nan, np.inf)],
     ),
 )
@@ -474,7 +474,7 @@ def test_a_batch_without_weight_moves_nothing_but_the_count_of_steps(replicas, m
     assert made.trainer.loss_scale == 2 * DynamicLossScale().initial_scale, "the third finite step makes it grow"
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], [(1, 1), (2, 2)]))
 def test_a_gradient_without_a_static_shape_has_its_variables(replicas, microbatches):
     task = GivenTask(batches(), network_by_python, cross_entropy)
     made = build(task, replicas, microbatches, optimizer=lambda: descent(LEARNING_RATE, MOMENTUM), loss_scale="none")

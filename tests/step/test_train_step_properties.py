@@ -30,7 +30,7 @@ FEATURES = {"first": 3, "second": 2}
 RATE, DECAY, EPSILON = 0.125, 0.5, 0.01
 SCALE = DynamicLossScale(initial_scale=64.0, growth_interval=2, hysteresis=2, min_scale=16.0, max_scale=128.0)
 # Replicas, microbatches, examples: one example a part, and two; whole numbers of neither two nor four.
-TOPOLOGIES = repeated_but([[1, 3, 3], [2, 2, 8]], [[1, 1, 1], [1, 3, 3], [2, 1, 2], [2, 2, 8], [3, 1, 3], [4, 1, 4]])
+TOPOLOGIES = repeated_but([[2, 2, 8]], [[1, 1, 1], [1, 3, 3], [2, 1, 2], [2, 2, 8], [3, 1, 3], [4, 1, 4]])
 
 quickly = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -244,7 +244,7 @@ def overflows_on_the_wire(parts: list[float], scale: float, nominal: float) -> b
     return max(*sent, sum(sent)) >= 65520
 
 
-@pytest.mark.parametrize("topology", repeated_but([[4, 1, 4], [2, 2, 4]], [[1, 1, 1], [2, 1, 2], [4, 1, 4], [2, 2, 4]]))
+@pytest.mark.parametrize("topology", repeated_but([[4, 1, 4]], [[1, 1, 1], [2, 1, 2], [4, 1, 4], [2, 2, 4]]))
 @given(data=st.data())
 @quickly
 def test_a_scale_too_large_for_the_float16_wire_falls_until_the_sum_fits(topology, data):

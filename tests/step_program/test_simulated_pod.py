@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 import text_run
 from building import build_session
-from cases import repeated_but
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +50,8 @@ def convolutions_on_one_replica():
     return trained(*of_images())
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], [(2, 2), (4, 1), (8, 1)]))
+@pytest.mark.nightly  # the pod of a language model, below, is trained alike
+@pytest.mark.parametrize(("replicas", "microbatches"), [(2, 2), (4, 1), (8, 1)])
 def test_convolutions_on_a_pod_train_to_the_weights_of_the_trainer(
     replicas, microbatches, convolutions_on_one_replica, run_launcher, tmp_path
 ):
@@ -141,7 +141,8 @@ def vectors(tmp_path, monkeypatch):
     return "vectors.gin"
 
 
-@pytest.mark.parametrize("replicas", repeated_but([4], [2, 4, 8]))
+@pytest.mark.nightly  # test_pjrt_engine.py has a step that is skipped on all devices
+@pytest.mark.parametrize("replicas", [2, 4, 8])
 def test_an_overflow_at_the_last_replica_alone_is_skipped_by_the_pod_as_by_the_trainer(
     replicas, vectors, run_launcher, tmp_path
 ):

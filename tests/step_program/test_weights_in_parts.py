@@ -56,13 +56,21 @@ def test_with_attention_by_a_kernel_it_trains_as_with_plain_attention(text_folde
     assert_trains_equal(trained("kernel", "all"), trained("plain", "none"), 2e-5)
 
 
+MICROBATCHES = ("train.microbatches = 2", "language_model.dropout = 0.15")
+
+
+@pytest.mark.nightly  # test_pjrt_engine.py trains microbatches in parts beside whole weights
 def test_in_a_loop_over_microbatches_gradients_are_summed_as_parts(text_folder, run_launcher, tmp_path):
-    recipe, params = language_model(text_folder, "train.microbatches = 2", "language_model.dropout = 0.15")
-    found, expected = in_parts.run_both(tmp_path, recipe, params, run_launcher)
+    found, expected = in_parts.run_both(tmp_path, *language_model(text_folder, *MICROBATCHES), run_launcher)
     assert_trains_equal(found, expected, 1e-5)
     assert found["temporary"] < expected["temporary"]
+
+
+def test_in_a_loop_over_microbatches_weights_are_gathered_and_gradients_scattered(text_folder):
+    plan = in_parts.plan_of(*language_model(text_folder, *MICROBATCHES))
+    program = lowering.lower_session(lowering.build(plan, 8, without_values=True)).program
     jax = jax_parts.load()
-    module = jax.ir.Module.parse((tmp_path / "all" / "step.mlir").read_text(), jax.new_context())
+    module = jax.ir.Module.parse(program.stablehlo, jax.new_context())
     parents = set()
 
     def visit(one):
@@ -90,6 +98,7 @@ def test_scaled_losses_and_norms_of_whole_weights_are_as_with_whole_weights(
     assert_trains_equal(*in_parts.run_both(tmp_path, *language_model(text_folder, *more), run_launcher), tolerance)
 
 
+@pytest.mark.nightly  # what is shared out is of no layer's kind
 def test_a_convolutional_model_trains_equal(run_launcher, tmp_path):
     params = [*pods.SMALL_IMAGES, "resnet.depth = 8", "resnet.norm_group_size = 8", "train.steps = 12"]
     assert_trains_equal(*in_parts.run_both(tmp_path, "resnet_cpu.gin", params, run_launcher, replicas=4), 1e-5)
@@ -123,6 +132,7 @@ launcher.fit(build, (x, y), epochs=2, batch_size=32)
 """
 
 
+@pytest.mark.nightly  # the next test has a program, too
 def test_a_keras_program_trains_equal(run_launcher, tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM)
     program = str(tmp_path / "mine.py")
@@ -153,7 +163,7 @@ launcher.fit(build, (x, y), epochs=2, batch_size=32, precision="mixed_bfloat16")
     ("layer", "more"),
     [
         # Parts of gradients are used before some weights are put together.
-        ("Dense(64)", ()),
+        pytest.param("Dense(64)", (), marks=pytest.mark.nightly),
         # A weight goes through a loop of the model's own, and with the second case through the one over microbatches.
         pytest.param("GRU(64, return_sequences=True)", (), marks=pytest.mark.nightly),
         pytest.param("GRU(64, return_sequences=True)", ("train.microbatches = 2",), marks=pytest.mark.nightly),

@@ -168,7 +168,8 @@ def of_launcher(build, train, validation, folder, replicas=2, **arguments):
     return launcher.fit(build, train, validation, model_dir=str(folder), **settings | arguments).history
 
 
-SAID_BY_OTHERS = ("add_loss", "add_loss alone", "weights in training")
+# The last two, two workers report in test_keras_metrics_workers.py.
+SAID_BY_OTHERS = ("add_loss", "add_loss alone", "weights in training", "metrics of one's own", "class weights")
 
 
 @pytest.mark.parametrize(
