@@ -72,7 +72,7 @@ _FORMS = {
     "trainjob": ("TrainJob", "Kubeflow Trainer", "trainjob,trainingruntime,networkpolicy"),
 }
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_ENDED = {"Completed", "Complete", "Failed"}
+_ENDED = ("Completed", "Complete", "Failed")
 _MOST_TOLD = 5
 _TPU = "google.com/tpu"
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")
@@ -278,12 +278,13 @@ def _kubectl(verb: str, *flags: str, content: str) -> str:
 
 def _check_there(there: dict[str, Any], ours: dict[str, Any], where: Pods) -> None:
     """UsageError where an object of the cluster, as `kubectl get` has it, is not what a manifest asks for, or ended."""
-    states = [one["type"] for one in there.get("status", {}).get("conditions", []) if one["status"] == "True"]
+    conditions = there.get("status", {}).get("conditions", [])
+    ended = [one["type"] for one in conditions if one["status"] == "True" and one["type"] in _ENDED]
     applied = json.loads(there["metadata"].get("annotations", {}).get(_APPLIED, "{}"))
     differences = list(_differences(applied, ours, "")) if applied else ["it is not from kubectl apply"]
-    if not differences and not _ENDED & {*states}:
+    if not differences and not ended:
         return
-    told = "; ".join(differences[:_MOST_TOLD]) if differences else f"it is the same, and {states[-1]}"
+    told = "; ".join(differences[:_MOST_TOLD]) if differences else f"it is the same, and {ended[0]}"
     raise UsageError(
         f"{there['kind']} {where.name} is there: {told}. Choose another --job_name, or delete it first: kubectl delete "
         f"{_FORMS[where.kind][-1]} {where.name}"
