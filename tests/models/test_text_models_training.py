@@ -109,7 +109,7 @@ def test_every_weight_trains(kind):
 @pytest.mark.parametrize(
     ("kind", "attention"),
     repeated_but(
-        [("language_model", "blocks")],
+        [("language_model", "plain")],
         itertools.product(["transformer", "language_model"], ["plain", "blocks"]),
     ),
 )
@@ -164,6 +164,7 @@ def test_whether_blocks_are_recomputed_is_bound_before_the_models_own_argument(k
         assert layers and all(layer.rematerialize == bound for layer in layers)
 
 
+@pytest.mark.nightly  # test_auto_settings.py has the memory that this saves
 def test_xla_keeps_the_second_computation_of_recomputed_blocks():
     """A compiler that finds the two computations equal would merge them, and keep what was not to be kept."""
     batch = {"tokens": tf.constant(rows(0)[0])}

@@ -96,13 +96,14 @@ def test_the_gradient_of_a_loop_turns_as_often_as_the_loop():
     ("bindings", "again"),
     [
         pytest.param((), 0, marks=pytest.mark.nightly),
-        pytest.param(("train.rematerialize = True",), LAYERS * FORWARD, marks=pytest.mark.nightly),
+        (("train.rematerialize = True",), LAYERS * FORWARD),
         pytest.param(("train.attention = 'blocks'",), LAYERS * SCORES, marks=pytest.mark.nightly),
-        (
+        pytest.param(
             ("train.attention = 'blocks'", "train.rematerialize = True", "train.microbatches = 2"),
             LAYERS * (FORWARD + SCORES),
+            marks=pytest.mark.nightly,
         ),
-        (("train.loss_chunks = 4",), 0),
+        pytest.param(("train.loss_chunks = 4",), 0, marks=pytest.mark.nightly),
     ],
 )
 def test_what_the_backward_pass_computes_again_is_no_part_of_the_models_flops(tmp_path, bindings, again):

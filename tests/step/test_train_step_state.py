@@ -219,6 +219,7 @@ def test_another_seed_draws_others(four_replicas):
     assert not (other == four_replicas[0]).all(-1).any()
 
 
+@pytest.mark.nightly  # test_text_models_training.py trains with dropout by XLA
 def test_a_step_compiled_by_xla_draws_by_the_same_rule():
     """XLA has generators of its own, so the masks are others; what they depend on is the same."""
     found = masks(dropout_run(2, 2, jit_compile=True), steps=2)

@@ -157,7 +157,7 @@ def given_of(which: str, folder: Path) -> list[str]:
 
 
 # Evaluations on so many workers, and predictions of so many records. Seven are no whole batch, one is another shape.
-EACH_OF_A_KIND = [("lm_cpu.gin", (1,), (7,)), ("program", (2,), (1,))]
+EACH_OF_A_KIND = [("lm_cpu.gin", (1,), (7,))]
 ALL_OF_A_KIND = [
     (which, (1, 2), (7, 1)) for which in ("resnet_cpu.gin", "lm_cpu.gin", "transformer_cpu.gin", "program")
 ]

@@ -171,6 +171,7 @@ def test_weights_are_the_same_to_the_bit_on_two_replicas_and_over_a_resume(tmp_p
     assert [event["step"] for event in shown] == [3, 6], "the cadence of the log is the recipe's"
 
 
+@pytest.mark.nightly  # test_tensorboard.py has the histograms
 def test_tensorboard_shows_the_exponents_that_were_counted(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trained(tmp_path, 1, watch=PrecisionWatch(every=3))
