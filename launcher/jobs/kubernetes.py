@@ -11,6 +11,7 @@ of its pods:
     any other    (75, a lost node, out of memory) the JobSet restarts all pods, at most `max_restarts` times
 """
 
+import copy
 import dataclasses
 import json
 import os
@@ -197,7 +198,9 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
     if where.kind == "jobset":
         return [policy, jobset]
     runtime, trainjob = ({"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind} for kind in _TRAINER_KINDS)
-    spec = {"mlPolicy": {"numNodes": job.workers}, "template": {"spec": jobset["spec"]}}
+    # Of this template a JobSet has its labels and annotations, not of the TrainJob.
+    template = {"metadata": copy.deepcopy(where.overlay.get("metadata", {})), "spec": jobset["spec"]}
+    spec = {"mlPolicy": {"numNodes": job.workers}, "template": template}
     of = {"runtimeRef": {"kind": runtime["kind"], "name": where.name}}
     return [
         policy,
