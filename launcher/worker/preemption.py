@@ -17,8 +17,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
+from typing import Any
 
 from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, notebook
 from launcher.worker import progress
@@ -141,19 +142,23 @@ def _listening(
             for number in filter(numbers.__contains__, found):
                 heard(number)
 
+    def hand_back(handlers: Mapping[int, Any]) -> None:
+        ignored = ignored_after() and notebook.shell() is None
+        for number in numbers:
+            if signal.getsignal(number) is _wake:
+                signal.signal(number, signal.SIG_IGN if ignored else handlers[number])
+
     listener = threading.Thread(target=listen, name="signals", daemon=True)
     listener.start()
     try:
         yield
     finally:
+        hand_back(dict.fromkeys(numbers, _wake))  # what repeats a request is no new one to a block around this one
         signal.set_wakeup_fd(wakeup)
         os.close(target)
         listener.join()
         os.close(source)
-        for number, handler in before.items():
-            if signal.getsignal(number) is _wake:
-                ignored = ignored_after() and notebook.shell() is None
-                signal.signal(number, signal.SIG_IGN if ignored else handler)
+        hand_back(before)
 
 
 def _wake(number: int, frame: FrameType | None) -> None:

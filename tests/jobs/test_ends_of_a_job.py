@@ -311,3 +311,29 @@ sys.exit(42 if stop() else 1)
 
 def test_without_a_supervisor_repeats_within_seconds_are_one_request():
     assert subprocess.run([sys.executable, "-c", REPEATS], check=False).returncode == 42
+
+
+REPEAT_AT_THE_END = """
+import os, signal, sys
+from launcher.worker import preemption
+hand_back = signal.set_wakeup_fd
+def repeat_and_hand_back(*arguments, **options):
+    before = hand_back(*arguments, **options)
+    if stop():
+        os.kill(os.getpid(), signal.SIGTERM)
+    return before
+stop = preemption.StopRequest()
+with preemption.before_training():
+    with stop.installed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop():
+            pass
+        signal.set_wakeup_fd = repeat_and_hand_back
+print("saved")
+"""
+
+
+def test_a_repeat_that_comes_as_the_request_has_been_answered_is_no_request_to_what_comes_before_training():
+    ended = subprocess.run([sys.executable, "-c", REPEAT_AT_THE_END], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "saved\n")
+    assert "nothing to save" not in ended.stderr
