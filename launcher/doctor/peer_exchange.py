@@ -202,11 +202,7 @@ class _Exchanging:
             raise ValueError("it says something else")
         if answer["protocol"] != _PROTOCOL:
             raise ValueError(f"it speaks {answer['protocol']!r}")
-        return {
-            "facts": dict(answer["facts"]),
-            "workers": tuple(answer["workers"]),
-            "claims_index": answer["index"],
-        }
+        return {"facts": dict(answer["facts"]), "workers": tuple(answer["workers"]), "claims_index": answer["index"]}
 
 
 @check("TF_CONFIG, Slurm, Kubernetes, Cloud TPU")

@@ -112,7 +112,4 @@ def _copy(path: str, folder: str) -> None:
     tf.io.gfile.copy(path, os.path.join(folder, os.path.basename(path)), overwrite=True)
 
 
-WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {
-    "saved_model": _saved_model,
-    "keras": _keras_file,
-}
+WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {"saved_model": _saved_model, "keras": _keras_file}
