@@ -94,15 +94,17 @@ TESTS = {
     "kill and resume, bit for bit": [
         f"{RECOVERY}::test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed"
     ],
-    "launcher.fit": ["tests/modes/test_fit.py", "tests/modes/test_fit_model.py"],
+    "launcher.fit": ["tests/modes/test_fit.py"],
     "model.keras out and in": ["tests/serving/test_model_file.py"],
-    "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
     "versions": ["tests/machine/test_versions.py"],
+    "Keras's optimizers": ["tests/optimizers/test_keras_optimizers.py"],
+}
+LONGER = {  # where all environments are tried
+    "a model given to launcher.fit": ["tests/modes/test_fit_model.py"],
+    "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
     "optimizers": ["tests/optimizers"],
     "checkpoints": ["tests/checkpoints"],
     "topologies": ["tests/test_topologies.py"],
-}
-LONGER = {  # where all environments are tried
     "step": ["tests/step"],
     "TPU programs": ["tests/tpu"],
     "callbacks and data of fit": [

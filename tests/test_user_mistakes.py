@@ -320,8 +320,14 @@ VERIFIED = ("replicas = 2", "workers = ()", "microbatches = ()", "steps = 1")
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "flags",
-    [["--mode=verify", *(f"--gin_param=verify.{one}" for one in VERIFIED)], ["--workers=1"]],
-    ids=["verify", "launch"],
+    [
+        pytest.param(
+            ["--mode=verify", *(f"--gin_param=verify.{one}" for one in VERIFIED)],
+            id="verify",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(["--workers=1"], id="launch"),
+    ],
 )
 def test_a_module_beside_the_recipe_is_found_from_another_folder(flags, far_away, run_launcher):
     recipe, elsewhere = far_away

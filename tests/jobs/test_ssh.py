@@ -125,6 +125,7 @@ def test_the_first_error_is_named_although_its_victims_on_other_hosts_end_before
     assert [victim["worker"] for victim in job.error()["victims"]] == [0, 1]
 
 
+@pytest.mark.nightly  # as on one host, test_launch.py
 def test_a_frozen_worker_is_named(run_on):
     faults = [fault("send_self", number=int(signal.SIGSTOP)), fault("exit_when_peers_are_frozen", rank=0)]
     job, finished = run_on([A, B], faults=faults, checkpoint=True)
@@ -133,6 +134,7 @@ def test_a_frozen_worker_is_named(run_on):
     assert "frozen" in job.error(attempt=1)["what"]
 
 
+@pytest.mark.nightly  # as on one host, test_launch.py
 def test_a_stuck_worker_is_named_by_its_stack(run_on):
     job, finished = run_on([A, B], "--stall_timeout=1", faults=[fault("read_next_batch")], checkpoint=True)
     assert finished.returncode == 0, finished.stdout
@@ -177,7 +179,7 @@ def stop_client(job, servers, tmp_path):
         ("ssh", kill_client, "the connection to 127.0.0.2 ended"),
         pytest.param("exec", kill_client, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
         pytest.param("ssh", kill_session, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
-        ("ssh", kill_agent, "the connection to 127.0.0.2 ended"),
+        pytest.param("ssh", kill_agent, "the connection to 127.0.0.2 ended", marks=pytest.mark.nightly),
         pytest.param(
             "ssh",
             stop_agent,  # the next test has one, too
@@ -464,7 +466,7 @@ def test_a_straggler_is_left_out_after_a_save_where_the_others_are_enough(
     assert_nothing_left(job, tmp_path)
 
 
-@pytest.mark.parametrize("flags", [(), ("--leave_out_stragglers",)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.nightly), ("--leave_out_stragglers",)])
 def test_a_straggler_that_cannot_be_spared_or_whom_no_flag_leaves_out_stays(launch_on, tmp_path, flags):
     job, _ = launch_on([A, B], *flags, faults=straggling(1), steps=20)
     finished = job.wait()
@@ -491,6 +493,7 @@ def unfit_host(hosts, tmp_path):
     return bring_up
 
 
+@pytest.mark.nightly  # below it is named; a spare takes a place above
 def test_a_host_that_fails_the_checks_is_left_out_and_a_spare_one_takes_its_place(launch_on, unfit_host, tmp_path):
     job, _ = launch_on([A, B, C], "--check_hosts", workers=2, servers=unfit_host(A, B, C), steps=3)
     finished = job.started.wait(120)

@@ -92,6 +92,7 @@ def test_trials_are_run_compared_and_not_run_again(sweep, tmp_path):
     assert json.loads((out / "peak=0.1,seed=1/summary.json").read_text())["step"] == 40
 
 
+@pytest.mark.nightly  # a signal and a sudden end of one job: test_ends_of_a_job.py; a trial that goes on: above
 @pytest.mark.slow
 def test_the_same_command_goes_on_after_a_signal_and_after_a_sudden_end(sweep, tmp_path, eventually):
     first, second = tmp_path / "out/steps=20", tmp_path / "out/steps=3000"

@@ -76,6 +76,7 @@ def test_the_chief_leaves_after_a_worker_that_lags_behind(start_two, tmp_path, m
     assert_end_together(workers, 0, tmp_path)
 
 
+@pytest.mark.nightly  # test_elastic_resume.py asks four workers to stop
 @pytest.mark.heavy
 def test_when_preempted_too(start_two, tmp_path):
     workers = start_two("--mode=train", "--gin_param=train.steps = 1000000")

@@ -50,6 +50,7 @@ def test_packages_that_nothing_here_uses_are_left_out_and_can_be_imported_later(
     assert state["of a sparse matrix"] == [[2.0, 0.0], [0.0, 2.0]]
 
 
+@pytest.mark.nightly  # the other way round: above
 def test_a_package_that_was_imported_before_stays():
     imported = _state(first="sklearn")["imported"]
     assert imported == sorted({"keras", "scipy", "sklearn", "tensorflow", *({"pandas"} & set(imported))})

@@ -74,6 +74,7 @@ def test_data_by_keras_names_is_taken(tmp_path):
     assert_same(launcher.fit(classifier, **arguments, model_dir=str(tmp_path / "function"), seed=3), history)
 
 
+@pytest.mark.nightly  # a model of one goes on above; its steps: test_own_train_step.py
 def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
     def gan():
         keras.utils.set_random_seed(5)
@@ -91,7 +92,7 @@ def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
 
 
 def test_layers_made_afterwards_get_names_of_their_own(tmp_path):
-    model = classifier()
+    model = plain()
     launcher.fit(model, X, LABEL, model_dir=str(tmp_path))
     assert keras.layers.Dense(1).name not in [layer.name for layer in model.layers]
 
@@ -150,7 +151,7 @@ def comparing():
     return model
 
 
-@pytest.mark.parametrize("build", [classifier, comparing])
+@pytest.mark.parametrize("build", repeated_but([comparing], [classifier, comparing]))
 def test_a_short_batch_is_of_its_examples_alone_on_one_replica(build, tmp_path):
     arguments = {"shuffle": False, "verbose": 0, "validation_data": HELD_OUT}  # 61 and 20 examples, 32 a batch
     history = launcher.fit(build(), X, LABEL, **arguments, model_dir=str(tmp_path))
@@ -246,7 +247,7 @@ def test_a_step_of_fewer_examples_than_a_batch_is_not_taken_for_one_of_means(tmp
     assert_same(history, build().fit(*data, shuffle=False, verbose=0))
 
 
-@pytest.mark.parametrize("is_known", [True, False], ids=["of known batches", "of unknown lengths"])
+@pytest.mark.parametrize("is_known", repeated_but([False], [True, False]))
 def test_a_step_sees_the_shapes_that_it_sees_in_keras(is_known, tmp_path):
     def build():
         keras.utils.set_random_seed(3)

@@ -237,6 +237,7 @@ def by_hand(model: keras.Model) -> int:
     return total
 
 
+@pytest.mark.nightly  # so are a TPU's, test_costs.py
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("recipe", "model"),

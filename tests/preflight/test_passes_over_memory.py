@@ -32,6 +32,7 @@ def test_clipping_adam_its_gate_and_averages_are_one_pass_over_each_weight(compi
     assert 8 * weight <= costs.count(module).hbm_bytes <= 10 * weight
 
 
+@pytest.mark.nightly  # of speed alone
 def test_the_mask_of_heads_that_share_keys_is_not_copied_for_each(compiled, tmp_path):
     rows, length = 4, 256
     text_run.write_corpus(tmp_path)

@@ -26,13 +26,12 @@ def test_the_next_start_compiles_only_what_is_damaged(run_launcher, tmp_path):
 
     compiled, weights = trained("first")
     assert compiled
-    assert trained("second") == (compiled, weights)
     for entry in compiled:  # which TensorFlow would read and fail
         entry.write_bytes(entry.read_bytes()[:1000])
-    again, same = trained("third")
+    again, same = trained("second")
     assert again.keys() == compiled.keys() and same == weights
     assert all(entry.stat().st_size > 1000 for entry in again)
-    assert trained("fourth") == (again, weights)
+    assert trained("third") == (again, weights)
 
 
 def test_an_entry_that_another_worker_removes_meanwhile_is_no_failure(tmp_path):

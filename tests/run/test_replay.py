@@ -85,7 +85,7 @@ def test_a_number_below_zero_is_refused_before_anything_is_written(recipe, tmp_p
 def test_a_drill_flips_a_bit_in_one_of_two_workers_which_is_named_and_the_job_goes_on(run_launcher, recipe, tmp_path):
     run = run_launcher(
         "--workers=2", recipe, f"--model_dir={tmp_path / 'run'}", "--mode=train", "--drill=flip_bit",
-        "--drill_step=2", "--gin_param=train.steps = 400", "--gin_param=train.checkpoint_every = 20",
+        "--drill_step=2", "--gin_param=train.steps = 40", "--gin_param=train.checkpoint_every = 20",
         "--gin_param=train.steps_per_loop = 1", module="launcher.launch",
     )  # fmt: skip
     assert run.returncode == 0, run.stdout

@@ -216,6 +216,7 @@ def test_batches_are_not_left_out_after_they_were_trained_on(recipe, tmp_path, c
     assert "is at step 20" in capsys.readouterr().err
 
 
+@pytest.mark.nightly  # one that is interrupted does, above
 @pytest.mark.heavy
 def test_a_run_killed_after_it_went_back_leaves_the_same_batches_out(start_launcher, recipe, tmp_path):
     often = ("train.checkpoint_every = 2", "train.steps_per_loop = 1", "train.log_every = 1")

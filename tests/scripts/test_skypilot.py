@@ -50,7 +50,7 @@ def test_a_volume_a_slice_of_one_host_and_a_folder_of_ones_own():
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_what_runs_on_the_nodes_trains_one_model(nodes, tmp_path):
     """A real training, by the variables that SkyPilot sets; its nodes are processes of this host."""
     python = tmp_path / ".venv" / "bin" / "python"

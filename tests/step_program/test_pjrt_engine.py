@@ -275,9 +275,9 @@ def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launc
     assert run_launcher(*flags(together, 20, *given, whole), PJRT, "--replicas=4").returncode == 0
     job_flags = ("--workers=2", PJRT, "--replicas=2")
     in_job = {"module": "launcher.launch", "fresh": True}  # whose workers are found by their environment
-    assert run_launcher(*flags(undisturbed, 160, *given), *job_flags, **in_job).returncode == 0
+    assert run_launcher(*flags(undisturbed, 60, *given), *job_flags, **in_job).returncode == 0
     np.testing.assert_allclose(logged(undisturbed)[:20], logged(together), rtol=1e-5)
-    job = start_launcher(*flags(killed, 160, *given), *job_flags, **in_job)
+    job = start_launcher(*flags(killed, 60, *given), *job_flags, **in_job)
     store = CheckpointStore(str(killed / "checkpoints"))
     job.wait_until(lambda: len(store.steps()) >= 2, 120)
     victim = worker_of(job.process.pid, 1)

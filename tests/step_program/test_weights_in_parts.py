@@ -39,7 +39,7 @@ def assert_trains_equal(found, expected, tolerance=0.0):
 
 def test_a_language_model_trains_to_the_same_bits(text_folder, run_launcher, tmp_path):
     more = ("train.precision = 'mixed_bfloat16'", "language_model.dropout = 0.15")
-    assert_trains_equal(*in_parts.run_both(tmp_path, *language_model(text_folder, *more), run_launcher))
+    assert_trains_equal(*in_parts.run_both(tmp_path, *language_model(text_folder, *more), run_launcher, replicas=4))
 
 
 @pytest.mark.nightly  # the kernel by itself is in tests/models

@@ -140,8 +140,11 @@ def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale(split):
 @pytest.mark.parametrize("dtype", repeated_but(["float16"], ["bfloat16", "float16"]))
 @pytest.mark.parametrize(
     ("jit", "accelerator"),
-    [(False, "cpu"), (True, "cpu"), (True, "gpu")],
-    ids=["kernels", "compiled", "compiled for a GPU"],
+    [
+        pytest.param(False, "cpu", id="kernels"),
+        pytest.param(True, "cpu", id="compiled", marks=pytest.mark.nightly),
+        pytest.param(True, "gpu", id="compiled for a GPU"),
+    ],
 )
 @pytest.mark.parametrize(
     ("split", "rounded"),
