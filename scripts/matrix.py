@@ -124,14 +124,14 @@ class Trial:
         self.python = self.folder / "venv/bin/python"
         self.rows: list[tuple[str, bool, float, str]] = []
 
-    def install(self) -> None:
-        """Makes the virtual environment, or brings it up to date."""
+    def install(self, *more: str) -> None:
+        """Makes the virtual environment with the versions and `more`, or brings it up to date."""
         if self.dry_run or not self.python.exists():
             self.run("python", [find_python(self.wanted.pythons), "-m", "venv", str(self.folder / "venv")])
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         self.run("pip", [*pip, "--upgrade", "pip", "setuptools"])
         versions = [f"{TENSORFLOW}{self.wanted.tensorflow}", f"keras{self.wanted.keras}"]
-        self.run("install", [*pip, "-e", f"{ROOT}[demo,text]", *versions, *TOOLS])
+        self.run("install", [*pip, *more, *versions, *TOOLS])
 
     def versions(self) -> str:
         if self.dry_run:
@@ -317,6 +317,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="environments, with commas between them; all unless said")
     parser.add_argument("--folder", default=str(ROOT / ".matrix"), help="where environments and runs go")
+    parser.add_argument("--install", action="store_true", help="make the environments without Launcher, and end")
     parser.add_argument("--list", action="store_true", help="print the environments and end")
     parser.add_argument("--dry_run", action="store_true", help="print the commands, run nothing")
     options = parser.parse_args()
@@ -332,7 +333,10 @@ def main() -> int:
             )
     trials = [Trial(name, Path(options.folder).resolve(), options.dry_run) for name in names]
     for trial in trials:
-        trial.install()
+        trial.install(*([] if options.install else ["-e", f"{ROOT}[demo,text]"]))
+    if options.install:
+        return 0
+    for trial in trials:
         trial.front_door()
         trial.tests(TESTS if options.only else TESTS | LONGER)
     cross([trial for trial in trials if trial.name in CROSSED])

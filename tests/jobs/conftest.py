@@ -11,6 +11,7 @@ import pytest
 import sshd
 from launched import LaunchedJob
 from places import PYTHONPATH
+from ssh_jobs import assert_nothing_left
 
 
 @pytest.fixture
@@ -103,3 +104,33 @@ def hosts(tmp_path, free_ports):
         one.close()
     for agent in sshd.agents(tmp_path):
         agent.kill()
+
+
+@pytest.fixture(params=["ssh"])
+def launch_on(request, launch, hosts):
+    """launch_on(addresses, *flags, workers=None, servers=None, **settings): a job of fake workers on these hosts."""
+
+    def start(addresses, *flags, servers=None, workers=None, **settings):
+        servers = servers or hosts(*addresses)
+        given = (f"--backend={request.param}", f"--hosts={','.join(addresses)}", "--env=FAKE_WORKER", "--env=TMPDIR")
+        command = {
+            "ssh": f"--ssh_command={servers.command()}",
+            "exec": f"--command={servers.command()} {{host}} {{command}}",
+        }[request.param]
+        number = workers or len(addresses)
+        return launch(*given, command, *flags, workers=number, hosts=True, **settings), servers
+
+    return start
+
+
+@pytest.fixture
+def run_on(launch_on, tmp_path):
+    """The same, run to its end, at which nothing may be left on any host."""
+
+    def run(*args, **options):
+        job, _ = launch_on(*args, **options)
+        finished = job.wait()
+        assert_nothing_left(job, tmp_path)
+        return job, finished
+
+    return run

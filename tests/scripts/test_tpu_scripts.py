@@ -12,30 +12,11 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from recorded_gcloud import NODE, NOT_FOUND, QUEUED, Gcloud, says
+from recorded_gcloud import NODE, NOT_FOUND, QUEUED, documented, says
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="the scripts are bash"), pytest.mark.slow]
 
 JOB = ("--source=https://example.com/launcher.git", "--", "--gin_file=resnet_tpu.gin")
-
-
-@pytest.fixture
-def gcloud(tmp_path):
-    return Gcloud(tmp_path / "bin")
-
-
-@pytest.fixture
-def run(tmp_path, gcloud):
-    """run(script, *arguments, stdin=""): runs it with the stand-in on PATH."""
-
-    def call(script, *arguments, stdin="", path=None):
-        return subprocess.run(
-            [str(ROOT / "scripts" / script), *arguments],
-            env={**os.environ, "PATH": path or f"{gcloud.folder}:{os.environ['PATH']}"},
-            cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-
-    return call
 
 
 def test_shellcheck_has_nothing_to_say_about_what_they_share():
@@ -47,11 +28,6 @@ def test_shellcheck_has_nothing_to_say_about_what_they_share():
 
 
 # --------------------------------------------------------------------------------------------------------------- create
-
-
-def documented(text):
-    """A command as a page shows it."""
-    return shlex.split(text.replace("\\\n", " "))[1:]
 
 
 def test_a_node_is_created_as_googles_page_shows(run, gcloud):
@@ -433,101 +409,3 @@ def test_a_machine_without_gcloud_is_told_what_to_install(run, tmp_path):
         (tmp_path / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
     done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", path=str(tmp_path))
     assert done.returncode == 64 and "there is no gcloud on PATH" in done.stderr
-
-
-# --------------------------------------------------------------------------------------------------------------- delete
-
-DELETE = ("tpu_vm_delete.sh", "--node=n", "--zone=z")
-QUEUED_NODE = {
-    (*NODE, "describe"): [says("request")],
-    (*QUEUED, "describe"): [says("ACTIVE"), says("SUSPENDING"), says("SUSPENDED")],
-    (*NODE, "delete"): [(0, "", "")],
-    (*QUEUED, "delete"): [(0, "", "")],
-}
-
-
-def test_the_node_goes_first_and_the_queued_resource_when_it_is_suspended(run, gcloud):
-    gcloud.answers(QUEUED_NODE)
-    done = run(*DELETE, "--yes", "--wait=600")
-    assert done.returncode == 0, done.stderr
-    # https://cloud.google.com/tpu/docs/queued-resources, "Delete a queued resource"
-    assert gcloud.changes() == [
-        documented("gcloud compute tpus tpu-vm delete n --zone=z --quiet"),
-        documented("gcloud compute tpus queued-resources delete request --zone=z --quiet"),
-    ]
-    order = [(call[2], call[3]) for call in gcloud.calls]
-    assert order[order.index(("tpu-vm", "delete")) :] == [
-        ("tpu-vm", "delete"), ("queued-resources", "describe"), ("queued-resources", "describe"),
-        ("queued-resources", "delete"),
-    ]  # fmt: skip
-
-
-def test_force_leaves_the_order_to_the_service(run, gcloud):
-    gcloud.answers(QUEUED_NODE)
-    assert run(*DELETE, "--yes", "--force").returncode == 0
-    assert gcloud.changes() == [
-        documented("gcloud compute tpus queued-resources delete request --zone=z --force --quiet")
-    ]
-
-
-@pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_node_that_was_not_queued_is_just_deleted(run, gcloud, force):
-    gcloud.answers({**QUEUED_NODE, (*NODE, "describe"): [says("")], (*QUEUED, "describe"): [NOT_FOUND]})
-    assert run(*DELETE, "--yes", *force).returncode == 0
-    assert [call[2:5] for call in gcloud.changes()] == [["tpu-vm", "delete", "n"]]
-
-
-@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED", "WAITING_FOR_RESOURCES", "ACCEPTED"])
-def test_a_queued_resource_without_its_node_is_deleted(run, gcloud, state):
-    gcloud.answers({**QUEUED_NODE, (*NODE, "describe"): [NOT_FOUND], (*QUEUED, "describe"): [says(state)]})
-    assert run(*DELETE, "--yes").returncode == 0
-    assert [call[2:5] for call in gcloud.changes()] == [["queued-resources", "delete", "n"]]
-
-
-def test_one_that_is_not_suspended_in_time_is_for_the_next_try(run, gcloud):
-    gcloud.answers({**QUEUED_NODE, (*QUEUED, "describe"): [says("SUSPENDING")]})
-    done = run(*DELETE, "--yes", "--wait=0")
-    assert done.returncode == 75 and "--force" in done.stderr
-    assert [call[2:4] for call in gcloud.changes()] == [["tpu-vm", "delete"]]
-
-
-def test_what_is_gone_already_is_no_error(run, gcloud):
-    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*QUEUED, "describe"): [NOT_FOUND]})
-    done = run(*DELETE)
-    assert done.returncode == 0 and "nothing to delete" in done.stderr
-    assert gcloud.changes() == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "code", "deleted"), [("y\n", 0, 2), ("yes\n", 0, 2), ("n\n", 1, 0), ("\n", 1, 0), ("", 64, 0)]
-)
-def test_nothing_is_deleted_without_a_yes(run, gcloud, answer, code, deleted):
-    gcloud.answers(QUEUED_NODE | {(*QUEUED, "describe"): [says("SUSPENDED")]})
-    done = run(*DELETE, stdin=answer)
-    assert done.returncode == code, done.stderr
-    assert "the node n with its disks and the queued resource request" in done.stderr
-    assert len(gcloud.changes()) == deleted
-
-
-def test_a_dry_run_shows_the_order_and_asks_nobody(run, gcloud):
-    done = run(*DELETE, "--dry_run")
-    assert done.returncode == 0
-    told = [
-        " ".join(line.split()[4:6]) for line in done.stdout.splitlines() if line.startswith("+ gcloud compute tpus")
-    ]
-    assert told == ["tpu-vm describe", "tpu-vm delete", "queued-resources describe", "queued-resources delete"]
-    assert gcloud.calls == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "--node is missing"),
-        (["--node=n", "-y"], "unknown option -y"),
-        (["--node=n", "--wait=long"], "--wait=long"),
-    ],
-)
-def test_delete_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments, said):
-    done = run("tpu_vm_delete.sh", *arguments)
-    assert done.returncode == 64 and said in done.stderr
-    assert gcloud.calls == []

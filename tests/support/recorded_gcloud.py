@@ -7,6 +7,7 @@ again and again. An answer is (exit code, standard output, standard error).
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -32,6 +33,11 @@ sys.exit(99)
 NODE = ("compute", "tpus", "tpu-vm")
 QUEUED = ("compute", "tpus", "queued-resources")
 NOT_FOUND = (1, "", "ERROR: (gcloud.compute.tpus) NOT_FOUND: Resource 'projects/p/...' was not found\n")
+
+
+def documented(text: str) -> list[str]:
+    """A command as a page shows it."""
+    return shlex.split(text.replace("\\\n", " "))[1:]
 
 
 def says(text: str) -> tuple[int, str, str]:
