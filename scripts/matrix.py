@@ -95,11 +95,11 @@ TESTS = {
         f"{RECOVERY}::test_killed_run_resumes_by_the_same_command_and_ends_bitwise_as_undisturbed"
     ],
     "launcher.fit": ["tests/modes/test_fit.py"],
-    "model.keras out and in": ["tests/serving/test_model_file.py"],
     "versions": ["tests/machine/test_versions.py"],
     "Keras's optimizers": ["tests/optimizers/test_keras_optimizers.py"],
 }
 LONGER = {  # where all environments are tried
+    "model.keras out and in": ["tests/serving/test_model_file.py"],
     "a model given to launcher.fit": ["tests/modes/test_fit_model.py"],
     "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
     "optimizers": ["tests/optimizers"],

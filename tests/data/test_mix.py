@@ -385,6 +385,7 @@ def test_mixed_streams_make_the_same_global_batches_on_every_topology(photos, st
     assert_same(_streamed(photos, steps=12, hosts=hosts, replicas=replicas), stream[:12])
 
 
+@pytest.mark.nightly  # its order is that of a step's number, above; a stream resumes: test_tfds.py
 @pytest.mark.parametrize("start_step", repeated_but([55], [1, 55]))  # 55: into the second epoch
 def test_a_resumed_stream_mixes_as_an_undisturbed_one(photos, stream, start_step):
     assert start_step * STREAM_BATCH < PHOTOS_TRAIN or start_step > 51

@@ -143,6 +143,7 @@ RECOMPUTED = [
 ]
 
 
+@pytest.mark.nightly  # test_topologies_text.py recomputes, too
 @pytest.mark.parametrize(("kind", "topology", "attention"), repeated_but([RECOMPUTED[1]], RECOMPUTED))
 def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
     recomputed, made = trained(kind, *topology, model=DROPOUT, rematerialize=True, attention=attention)

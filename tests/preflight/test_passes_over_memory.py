@@ -18,6 +18,7 @@ def compiled_step(compiled, recipe, params):
     return hlo.parse(compiled(program.stablehlo, "v5litepod-4").hlo)
 
 
+@pytest.mark.nightly  # of speed alone
 def test_clipping_adam_its_gate_and_averages_are_one_pass_over_each_weight(compiled):
     units = 8192
     module = compiled_step(

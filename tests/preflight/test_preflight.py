@@ -118,6 +118,7 @@ def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_in_the_collectiv
         assert case["computed"]["optimizer state"] in done.out
 
 
+@pytest.mark.nightly  # its forms: test_train_attention.py, and its bounds: test_costs.py
 @pytest.mark.parametrize(
     ("target", "length", "attention"),
     [
@@ -198,6 +199,7 @@ def test_the_largest_batch_is_found_and_the_next_one_refused(preflight):
     assert alone.code == EXIT_USAGE
 
 
+@pytest.mark.nightly  # what it finds fits: above
 def test_search_compiles_with_each_knob(preflight):
     done = preflight("--tpu_type=v5litepod-4", "--preflight_search", "--gin_param=train.precision = 'float32'")
     assert done.code == EXIT_DONE, done.err

@@ -59,6 +59,7 @@ def test_a_run_on_other_text_is_refused_by_the_vocabulary(run_launcher, tmp_path
     assert "is not what the data gives now" in refused.stderr and "Traceback" not in refused.stderr
 
 
+@pytest.mark.nightly  # as replicas do, test_decoding_evaluator.py
 @pytest.mark.heavy
 def test_two_workers_decode_every_example_once_and_agree(run_workers, tmp_path):
     text_run.write_pairs(tmp_path)

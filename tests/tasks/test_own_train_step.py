@@ -238,6 +238,7 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
     )
 
 
+@pytest.mark.nightly  # a step that is not finite changes nothing, below; the scale: test_train_step.py
 @pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(replicas, tmp_path):
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "steps": 12}

@@ -280,6 +280,7 @@ def test_the_rows_of_a_group_stay_together_in_the_control(groups):
     assert order.tolist() != np.asarray(control.legal_order(24, groups, [0, 8])).tolist()
 
 
+@pytest.mark.nightly  # a whole verification: test_verify_command.py
 def test_the_first_step_of_the_control_is_that_of_the_recipe_also_with_groups():
     params = ["train.steps = 2", "train.global_batch_size = 32"]
     params += ["image_classification.model = @two_convolutions", "two_convolutions.group_size = 8"]
