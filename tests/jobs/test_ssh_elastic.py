@@ -126,7 +126,6 @@ def unfit_host(hosts, tmp_path):
     return bring_up
 
 
-@pytest.mark.nightly  # below it is named; a spare takes a place above
 def test_a_host_that_fails_the_checks_is_left_out_and_a_spare_one_takes_its_place(launch_on, unfit_host, tmp_path):
     job, _ = launch_on([A, B, C], "--check_hosts", workers=2, servers=unfit_host(A, B, C), steps=3)
     finished = job.started.wait(120)

@@ -74,7 +74,6 @@ def test_data_by_keras_names_is_taken(tmp_path):
     assert_same(launcher.fit(classifier, **arguments, model_dir=str(tmp_path / "function"), seed=3), history)
 
 
-@pytest.mark.nightly  # a model of one goes on above; its steps: test_own_train_step.py
 def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
     def gan():
         keras.utils.set_random_seed(5)

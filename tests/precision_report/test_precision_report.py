@@ -100,7 +100,6 @@ def test_reports_on_a_recipe(launch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["precision.json"]
 
 
-@pytest.mark.nightly  # which those are: test_store.py
 def test_takes_the_weights_of_the_newest_checkpoint(launch, tmp_path):
     code, _, err = launch(*SMALL, "--mode=train", f"--model_dir={tmp_path}")
     assert code == 0, err

@@ -73,7 +73,6 @@ def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
     assert not done.model_dir.exists()
 
 
-@pytest.mark.nightly  # several slices do, test_preflight.py
 def test_gpus_and_tpus_stand_in_one_table(preflight):
     done = preflight("--tpu_type=v5litepod-4", "--gpu_type=h100:2, t4:2x2", "--gpu_type=b200:3", JIT)
     assert done.code == EXIT_DONE, done.err

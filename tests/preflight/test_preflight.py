@@ -199,7 +199,6 @@ def test_the_largest_batch_is_found_and_the_next_one_refused(preflight):
     assert alone.code == EXIT_USAGE
 
 
-@pytest.mark.nightly  # what it finds fits: above
 def test_search_compiles_with_each_knob(preflight):
     done = preflight("--tpu_type=v5litepod-4", "--preflight_search", "--gin_param=train.precision = 'float32'")
     assert done.code == EXIT_DONE, done.err

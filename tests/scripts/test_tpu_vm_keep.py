@@ -10,7 +10,7 @@ import time
 
 import pytest
 from places import ROOT
-from recorded_gcloud import NODE, NOT_FOUND, QUEUED, Gcloud, says
+from recorded_gcloud import NODE, NOT_FOUND, QUEUED, says
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="the scripts are bash"), pytest.mark.slow]
 
@@ -24,11 +24,6 @@ DONE = (0, "", "")
 
 def ended(status, code):
     return 0, json.dumps({"schema_version": 1, "status": status, "exit_code": code}, indent=2), ""
-
-
-@pytest.fixture
-def gcloud(tmp_path):
-    return Gcloud(tmp_path / "bin")
 
 
 def start(gcloud, *arguments):

@@ -78,7 +78,7 @@ def weights_of(history):
 
 # What others hold, too, or what is trained with a short last batch, below.
 OFTEN = ("VAE", "VAE, Adam", "GAN", "GAN, Adam", "distiller")
-OFTEN += ("VAE, normalised", "GAN with a penalty", "distiller by hand", "diffusion", "GAN with a teacher", "functional")
+OFTEN += ("VAE, normalised", "GAN with a penalty", "distiller by hand", "diffusion")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ SHORT = [("VAE, normalised", 49), ("GAN with a penalty", 61), ("distiller by han
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    repeated_but(SHORT[1:3], [*SHORT, *((name, 110 - rows) for name, rows in SHORT), ("metric learning", 49)]),
+    repeated_but(SHORT, [*SHORT, *((name, 110 - rows) for name, rows in SHORT), ("metric learning", 49)]),
 )
 def test_a_short_last_batch_counts_its_examples(name, rows, tmp_path):
     build, data = CASES[name]
@@ -232,13 +232,13 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
     in_float32 = of_launcher(build, data, tmp_path / "32")
     unscaled = {"precision": "mixed_float16", "loss_scale": "none"}
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24)}
-    two = of_launcher(build, data, tmp_path / "16", 2, **settings)
+    one, two = (of_launcher(build, data, tmp_path / str(count), count, **settings) for count in (1, 2))
+    assert furthest(one, two) < 1e-4
     assert (
         furthest(two, in_float32) < 1e-3 < furthest(of_launcher(build, data, tmp_path / "no", **unscaled), in_float32)
     )
 
 
-@pytest.mark.nightly  # a step that is not finite changes nothing, below; the scale: test_train_step.py
 @pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(replicas, tmp_path):
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "steps": 12}
@@ -359,25 +359,18 @@ launcher.fit(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), epochs=8, b
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("is_compared", [False, pytest.param(True, marks=pytest.mark.nightly)])
-def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path, is_compared):
+def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    commands = {
+    for folder, command in {
         "one": ["--model_dir=one"],
         "two": ["--workers=2", "--model_dir=two"],
-        "killed": ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10"],
-    }
-    if is_compared:
-        commands["killed"].append("--drill_reference=two")
-    else:
-        del commands["two"]
-    for folder, command in commands.items():
+        "killed": ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10", "--drill_reference=two"],
+    }.items():
         module = "launcher.main" if folder == "one" else "launcher.launch"
         done = run_launcher("--gin_file=program.py", *command, module=module, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-    found = {folder: snapshot(tmp_path / folder) for folder in commands}
+    one, two, killed = (snapshot(tmp_path / folder) for folder in ("one", "two", "killed"))
     assert json.loads((tmp_path / "killed" / "drill.json").read_text())["passed"]
-    for name in [name for name in found["one"] if name.startswith(("model/", "optimizer/"))]:
-        np.testing.assert_allclose(found["killed"][name], found["one"][name], atol=1e-6, err_msg=name)
-        if is_compared:
-            np.testing.assert_array_equal(found["killed"][name], found["two"][name], err_msg=name)
+    for name in [name for name in one if name.startswith(("model/", "optimizer/"))]:
+        np.testing.assert_allclose(two[name], one[name], atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(killed[name], two[name], err_msg=name)

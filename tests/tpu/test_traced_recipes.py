@@ -101,7 +101,7 @@ def assert_variables_of_the_right_kind(made) -> None:
 
 
 # One of each model, wire and way to compile by default; the next tests say it of the recipes for TPUs.
-_KINDS = ("resnet_gpu.gin", "transformer_big_wmt.gin")
+_KINDS = ("lm_cpu.gin", "resnet_gpu.gin", "transformer_big_wmt.gin")
 
 
 @pytest.mark.parametrize(
