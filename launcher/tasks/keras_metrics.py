@@ -15,13 +15,16 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.tasks.keras_private import undivided
 from launcher.tasks.keras_weights import each_tensor, padding_left_out, weights_of
 
 Batch = tuple[Any, Any, Any, Any]
 """x, y, outputs and sample weights, as Keras's `compute_metrics` takes them."""
 
-# A function that is given as a metric may give one number a batch; R2Score counts rows whatever they weigh.
-_TO_BE_TRIED = (keras.metrics.MeanMetricWrapper, keras.metrics.R2Score)
+# A function that is given as a metric may give one number a batch; R2Score counts rows whatever they weigh; those with
+# an axis may take it along the batch. Not all of them are in the oldest Keras.
+_KINDS = ("MeanMetricWrapper", "R2Score", "CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
+_TO_BE_TRIED = tuple(getattr(keras.metrics, name, None) for name in _KINDS)
 
 
 class Fold(NamedTuple):
@@ -55,7 +58,7 @@ def has_unknown(model: keras.Model) -> bool:
 
 def updated(model: keras.Model, start: Sequence[Any], batch: Batch) -> tuple[list[Any], dict[str, Any]]:
     """The states of the model's metrics after a batch, and what `compute_metrics` returns for it."""
-    with keras.StatelessScope([*zip(model.metrics_variables, start, strict=True)]) as scope:
+    with undivided(), keras.StatelessScope([*zip(model.metrics_variables, start, strict=True)]) as scope:
         logs = model.compute_metrics(*batch)
         return [scope.get_current_value(variable) for variable in model.metrics_variables], logs
 

@@ -167,6 +167,7 @@ class KerasTask(Task):
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         self._adds_sums = any(one.shape.rank for one in own)
         _check_reductions(model, defined_at(self._build))
+        model.reset_metrics()  # as Keras does before each epoch: another fit, or evaluate, may have left something
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
         self._of_batch, self._of_loss = (), frozenset(map(id, counted))
@@ -196,6 +197,11 @@ class KerasTask(Task):
             raise UsageError(
                 f"{defined_at(self._build)}: a layer adds a loss with a value for each example, which Keras sums; "
                 f"with train.microbatches = {microbatches} it has to be their mean"
+            )
+        if self._own is not None and num_replicas > 1 and (names := self._own.along_batch):
+            raise UsageError(
+                f"{defined_at(self._build)}: metric {names[0]!r} is taken along the batch, of which each replica has a "
+                "part, in a step of the model's own: train on one replica"
             )
         if model is None or self._own is not None or not keras_metrics.has_unknown(model):
             return
@@ -325,7 +331,8 @@ class KerasTask(Task):
             with keras_losses_of(own, model):
                 total = _compute_loss(model, x, y, outputs, weights, training)
             keras_metrics.count_losses(model, scope, before, weight)
-            with padding_left_out(model, over) if compiled else contextlib.nullcontext():
+            # Also of a Loss among the metrics, Keras takes 1/replicas.
+            with undivided(), padding_left_out(model, over) if compiled else contextlib.nullcontext():
                 logs = model.compute_metrics(x, y, outputs, weights)
             states = whole = [scope.get_current_value(variable) for variable in model.metrics_variables]
         loss, is_first = tf.cast(total, tf.float32) * weight, True

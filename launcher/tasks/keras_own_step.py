@@ -17,6 +17,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.tasks import keras_metrics, keras_tracing
+from launcher.tasks.keras_private import is_along_batch
 from launcher.tasks.keras_tracing import Tracing
 
 Sums = tuple[tf.Tensor, dict[str, tf.Tensor]]
@@ -50,6 +51,7 @@ class OwnSteps:
         model.built = True  # also one that is never called
         self._metrics = _each_metric(model)
         self._states = list(model.metrics_variables)
+        model.reset_metrics()
         self._initial = [np.array(variable.numpy()) for variable in self._states]
         # Of what a step returns, by whether it trains: the metric that gave it, and its name of several; else None.
         self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
@@ -131,6 +133,11 @@ class OwnSteps:
             names = first([one.name for one in own])
             found.append(f"states of the metric {names} are taken to be sums over examples")
         return found
+
+    @property
+    def along_batch(self) -> list[str]:
+        """Names of the metrics that are no sums over rows."""
+        return [one.name for one in self._metrics if is_along_batch(one)]
 
     @property
     def result_names(self) -> tuple[str, ...]:

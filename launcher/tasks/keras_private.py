@@ -15,10 +15,11 @@ import tensorflow as tf
 from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, variables `_value` and
-# `_initialize`, optimizers `_var_key`, `_trainable_variables`, their indices and `_distribution_strategy`, trainers the
-# two functions, numbers without a seed the other one. Noticed by tests/tasks/test_keras_metrics.py,
-# tests/tasks/test_own_train_step.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own
-# TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
+# `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their indices and
+# `_distribution_strategy`, trainers the two functions, numbers without a seed the other one. Noticed by
+# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/modes/test_fit.py,
+# tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a TrainingError or an
+# AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
@@ -84,6 +85,11 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator
 
 def _unknown(name: str, what: str) -> TrainingError:
     return TrainingError(f"Keras {keras.version()} has no {name}, by which {what}; install keras 3.8 to 3.15")
+
+
+def is_along_batch(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric that wraps a function was told to take it along the rows of a batch."""
+    return 0 in keras.tree.flatten(getattr(metric, "_fn_kwargs", {}).get("axis"))
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:

@@ -61,6 +61,7 @@ def test_a_model_goes_on_from_call_to_call_as_with_keras(replicas, tmp_path, mon
         history = launcher.fit(mine, X, LABEL, replicas=replicas, **arguments)
         assert history.model is mine
         assert_same(history, other.fit(X, LABEL, **arguments))
+        mine.evaluate(X, LABEL, verbose=0)  # which leaves its counts in the metrics
     np.testing.assert_allclose(mine.predict(X, verbose=0), other.predict(X, verbose=0), atol=1e-5)
     # Afterwards it is a model of this process, which Keras trains, with the optimizer's state.
     assert_same(mine.fit(X, LABEL, **arguments), other.fit(X, LABEL, **arguments))

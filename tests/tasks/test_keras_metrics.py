@@ -93,6 +93,13 @@ def regression(kind=keras.Model, adds_loss=None, **compiled):
     return model
 
 
+ALONG_BATCH = [
+    getattr(keras.metrics, name)
+    for name in ("CosineSimilarity", "PearsonCorrelation", "ConcordanceCorrelation")
+    if hasattr(keras.metrics, name)
+]
+
+
 def of_own_metrics():
     return regression(
         metrics=[
@@ -103,6 +110,8 @@ def of_own_metrics():
             Own("batches", lambda state, y, found: state + 1),
             root_mean_square,
             keras.metrics.R2Score(),
+            keras.losses.MeanAbsoluteError(name="off"),  # one number a batch, too, which Keras would scale
+            *(along(axis=0) for along in ALONG_BATCH),
         ],
         loss=lambda y, found: ops.mean(ops.square(y - found)),  # one number a batch
     )
@@ -258,6 +267,11 @@ def test_a_loss_that_is_no_mean_over_examples_is_the_mean_of_the_replicas_parts(
             root_mean_square,
             {"microbatches": 2},
             "'root_mean_square' does not add up over the rows of a batch.*it is 2",
+        ),
+        (
+            keras.metrics.CosineSimilarity(axis=0),
+            {"microbatches": 2},
+            "'cosine_similarity' does not add up over the rows",
         ),
         (root_mean_square, {"jit_compile": True}, "'root_mean_square' counts rows of weight 0"),
         (ReturnsOfBatch, {"jit_compile": True}, "'error' counts rows of weight 0"),

@@ -308,6 +308,18 @@ def applies_none():
     return model
 
 
+def counts_along_the_batch():
+    class Judges(VAE):
+        @property
+        def metrics(self):
+            return [*super().metrics, self.along]
+
+    model = Judges()
+    model.along = keras.metrics.CosineSimilarity(axis=0, name="along")
+    model.compile("sgd")
+    return model
+
+
 def counts_by_a_variable():
     class Counts(VAE):
         def train_step(self, data):
@@ -335,6 +347,7 @@ def counts_by_a_variable():
         (lambda: gan(lambda: keras.optimizers.SGD(0.1, use_ema=True)), {}, "use_ema=True acts on each replica"),
         (gan, {"validation": PAIRS}, "its test_step does not take the validation data.*does not have a `call"),
         (applies_none, {}, "train_step applies no Keras optimizer"),
+        (counts_along_the_batch, {}, "metric 'along' is taken along the batch"),
         (counts_by_a_variable, {}, r"Counts's train_step assigns the tf.Variable .*by add_weight\(trainable=False\)"),
         (vae, {"train": (X, NOISE)}, "VAE's train_step does not take this data, in which x is float32"),
         (lambda: distiller(Distiller), {"train": LABELLED, "jit_compile": True}, "has a compute_loss of its own"),
