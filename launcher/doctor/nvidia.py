@@ -5,31 +5,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from launcher.doctor import packages
 from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
 from launcher.machine import accelerators, installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOAT16_CAPABILITY
+from launcher.machine.nvidia import DRIVER_SECONDS, VARIABLE, NvidiaGpu, ask, ask_all, choose
 
-_DRIVER_SECONDS = 30.0
-_DRIVER_QUERY = ("index", "name", "driver_version", "memory.used", "memory.total")
-_NEWEST_FIELD = "compute_cap"  # old drivers do not know it
 _FAULTS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
 _NO_FAULT = re.compile(r"0|No|\[?N/A\]?|\[Not Supported\]", re.IGNORECASE)
 _OFF_THE_BUS = re.compile(r"\): 79\b")  # which only a restart of the machine mends
 _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
-
-
-class NvidiaGpu(NamedTuple):
-    """A GPU in nvidia-smi's words; `capability` is such as "9.0", and empty where the driver does not say."""
-
-    number: str
-    name: str
-    driver: str
-    used: str
-    total: str
-    capability: str = ""
 
 
 @functools.cache
@@ -42,22 +28,13 @@ def ask_driver(context: Context) -> tuple[NvidiaGpu, ...] | Finding:
     if program is None:
         return warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
     try:
-        done = _ask(program, *_DRIVER_QUERY, _NEWEST_FIELD)
-        if done.returncode != 0 and _NEWEST_FIELD in done.stdout + done.stderr:
-            done = _ask(program, *_DRIVER_QUERY)
+        done, found = ask_all(program)
     except subprocess.TimeoutExpired:
-        return fail(f"nvidia-smi does not answer within {_DRIVER_SECONDS:.0f} s", "restart this machine")
+        return fail(f"nvidia-smi does not answer within {DRIVER_SECONDS:.0f} s", "restart this machine")
     if done.returncode != 0:
         words = " ".join((done.stdout + done.stderr).split())[:300]
         return fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    found = tuple(NvidiaGpu(*row) for row in rows if len(row) - len(_DRIVER_QUERY) in (0, 1))
     return found or fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
-
-
-def _ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
-    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
 
 
 def device_files(context: Context) -> list[str]:
@@ -67,9 +44,12 @@ def device_files(context: Context) -> list[str]:
 
 def count(context: Context) -> int:
     """How many of NVIDIA's GPUs this process may use, by the driver's files and CUDA_VISIBLE_DEVICES."""
-    there, visible = len(device_files(context)), context.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = [one for one in (visible or "").split(",") if one.strip() not in ("", "-1")]
-    return there if visible is None else min(there, len(shown))
+    return len(_chosen(context))
+
+
+def _chosen(context: Context) -> Mapping[str, NvidiaGpu]:
+    there = _listed(context) or [NvidiaGpu(str(number)) for number in range(len(device_files(context)))]
+    return choose(context.environ.get(VARIABLE), there)
 
 
 def faults(context: Context) -> Iterator[Finding]:
@@ -79,7 +59,7 @@ def faults(context: Context) -> Iterator[Finding]:
     """
     path = context.environ.get("PATH")
     if program := shutil.which("nvidia-smi", path=path):
-        done = _ask(program, "index", *_FAULTS)
+        done = ask(program, "index", *_FAULTS)
         for number, *values in (re.split(r", *", line) for line in done.stdout.splitlines() if not done.returncode):
             counted = zip(_FAULTS, values, strict=False)
             if wrong := [f"{name} {value}" for name, value in counted if not _NO_FAULT.fullmatch(value)]:
@@ -144,13 +124,13 @@ def can_be_used(context: Context, name: str, capability: list[int] | None) -> Fi
 def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
     """Why TensorFlow lists none of the GPUs that are there, and what to install; nothing if `quiet` and none is."""
     there, listed = device_files(context), _listed(context)
-    count, hidden = max(len(there), len(listed)), context.environ.get("CUDA_VISIBLE_DEVICES")
+    count, hidden = max(len(there), len(listed)), context.environ.get(VARIABLE)
     if not count:
         if not quiet:
             yield ok("CPU only")
         return
-    if hidden is not None and hidden.strip() in ("", "-1"):
-        yield warn(f"{count} GPU(s) hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "unset it to use them")
+    if not _chosen(context):
+        yield warn(f"{count} GPU(s) hidden by {VARIABLE}={hidden!r}", "unset it to use them")
         return
     words = [f"{gpu.name}, compute capability {gpu.capability or 'not known'}, driver {gpu.driver}" for gpu in listed]
     seen = "; ".join([f"{count} NVIDIA GPU(s)", *dict.fromkeys(words)])

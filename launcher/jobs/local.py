@@ -18,7 +18,7 @@ from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import JobConsole, LogFile, Tee
 from launcher.jobs.policy import Outcome, Trouble, WorkerState
 from launcher.jobs.standby import Spare
-from launcher.machine import child_process
+from launcher.machine import child_process, nvidia
 from launcher.machine.cluster import tf_config, without_peers
 from launcher.machine.ports import free_ports
 from launcher.worker import progress
@@ -72,7 +72,7 @@ class LocalBackend:
 
     def gpus_of(self, rank: int) -> dict[str, str]:
         """The variable that gives a worker its share of the GPUs; nothing where there are none."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus[rank])} if self._gpus else {}
+        return {nvidia.VARIABLE: ",".join(self._gpus[rank])} if self._gpus else {}
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """This host is always there."""
@@ -380,11 +380,7 @@ def _trains(worker: LocalWorker) -> bool:
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     """GPUs that this job may use, as CUDA_VISIBLE_DEVICES names them."""
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return [str(index) for index in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
-    names = [name.strip() for name in listed.split(",")]
-    return [] if names[0] in ("", "-1", "NoDevFiles") else names
+    return [*nvidia.choose(environ.get(nvidia.VARIABLE), nvidia.listed(environ) or None)]
 
 
 def divide_gpus(gpus: list[str], count: int, flag: str) -> list[list[str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import glob
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -71,6 +73,7 @@ class StrategyPlan:
       accelerator: "cpu", "gpu" or "tpu".
       notes: what a person should know before starting.
       compute_capability: least (major, minor) of the GPUs used; None without GPUs or when unknown.
+      gpu_model: the maker's name of the first GPU; empty without one.
       tpu: name or address of the TPU, or "local"; None without one.
       absent: whether it is on devices that this machine need not have, and none is set up.
     """
@@ -83,6 +86,7 @@ class StrategyPlan:
     accelerator: str
     notes: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
+    gpu_model: str = ""
     tpu: str | None = None
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
     absent: bool = False
@@ -91,6 +95,13 @@ class StrategyPlan:
     def is_absent(self) -> bool:
         """Whether it is on a TPU that this machine does not have."""
         return self.kind == "tpu" and self.tpu is None
+
+
+def of_gpus(gpus: Sequence[Gpu]) -> dict[str, Any]:
+    """What a plan says of the GPUs that it uses."""
+    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
+    least = min(capabilities) if capabilities and len(capabilities) == len(gpus) else None
+    return {"compute_capability": least, "gpu_model": gpus[0].model if gpus else ""}
 
 
 def discover() -> Devices:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import glob
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import PeerError, UsageError
-from launcher.machine import exit_barrier, installation, peers, ports, tpu
+from launcher.machine import exit_barrier, installation, nvidia, peers, ports, tpu
 from launcher.machine.cluster import Cluster
-from launcher.machine.devices import Devices, StrategyPlan
+from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, gpu_notes, of_gpus
 from launcher.machine.stderr_filter import without_early_log
 
 KIND = "pjrt"  # what a plan of these devices says in the place of a tf.distribute strategy
@@ -56,10 +55,19 @@ class JaxDevices:
 
 def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], devices: Devices) -> StrategyPlan:
     """As many local devices as `--replicas` says, else all accelerators, else one CPU device; JAX is not asked."""
-    gpus = len(devices.gpus) or _visible_gpus(environ)
-    accelerator, there = ("gpu", gpus) if gpus else ("tpu", len(devices.tpu_chips)) if devices.tpu_chips else ("cpu", 0)
-    if accelerator != "cpu" and environ.get("JAX_PLATFORMS", "") == "cpu":
-        accelerator, there = "cpu", 0
+    asked = environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if asked not in ("", "cpu", "tpu", "gpu", "cuda"):
+        raise UsageError(
+            f"JAX_PLATFORMS={asked}: --engine=pjrt trains on CPUs, NVIDIA's GPUs and TPUs; unset it, or say cpu"
+        )
+    gpus = [Gpu(model=one.name, compute_capability=one.compute_capability) for one in nvidia.visible(environ)]
+    counts = {"gpu": len(gpus), "tpu": len(devices.tpu_chips)}
+    accelerator, there = next(((name, count) for name, count in counts.items() if count and asked != "cpu"), ("cpu", 0))
+    if accelerator == "gpu" and cluster.on_this_host > 1 and nvidia.VARIABLE not in environ:
+        raise UsageError(
+            f"{cluster.on_this_host} workers share this host, and each would take all of its {there} GPU(s): give each "
+            f"its own with {nvidia.VARIABLE}, as python -m launcher.launch does"
+        )
     whole = {there, 2 * there} if accelerator == "tpu" else {there}  # a chip of v2 and v3 is two devices
     some = range(1, 1 if cluster.num_workers > 1 else there)
     if there and replicas is not None and replicas not in {*whole, *some}:
@@ -76,7 +84,8 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
     count, notes = replicas or there or 1, list[str]()
     if accelerator == "cpu" and count > 1:
         notes.append(f"{count} devices of JAX share this machine's cores: for trying out, not for speed")
-    capabilities = [gpu.compute_capability for gpu in devices.gpus[:count]]
+    gpus = gpus[:count] if accelerator == "gpu" else []
+    notes += gpu_notes(tuple(gpus), GpuOptions())
     return StrategyPlan(
         kind=KIND,
         num_replicas=count * cluster.num_workers,
@@ -85,15 +94,8 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
         devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
         accelerator=accelerator,
         notes=(*notes, *ports.public_address_notes(cluster.workers)),
-        compute_capability=min((one for one in capabilities if one), default=None) if all(capabilities) else None,
+        **of_gpus(gpus),
     )
-
-
-def _visible_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs by their device files, as TensorFlow may be one that does not see them."""
-    there = len(glob.glob("/dev/nvidia[0-9]*"))
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    return there if chosen is None else min(there, len([one for one in chosen.split(",") if one.strip(" -1")]))
 
 
 def check_jax(extra: str = "preflight") -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine import installation, jax_devices, peers
+from launcher.machine import installation, jax_devices, nvidia, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster, tf_config
@@ -22,6 +22,7 @@ from launcher.machine.devices import (
     configure_logical_cpus,
     discover,
     gpu_notes,
+    of_gpus,
 )
 from launcher.machine.ports import public_address_notes
 
@@ -126,11 +127,10 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
     local = _on_this_machine("multi_worker", request.replicas, request, why)
     has = f"{local.local_replicas} GPU(s)" if request.devices.gpus else "no GPU"
     notes = [f"each of the {cluster.num_workers} workers is assumed to have {has}, as this one"]
-    hosts = [address.rpartition(":")[0] for address in cluster.workers]
-    host = hosts[cluster.index]
-    if request.devices.gpus and hosts.count(host) > 1 and "CUDA_VISIBLE_DEVICES" not in request.environ:
-        share = f"{hosts.count(host)} workers share the host {host}"
-        notes.append(f"{share}: give each GPUs of its own with CUDA_VISIBLE_DEVICES")
+    if request.devices.gpus and cluster.on_this_host > 1 and nvidia.VARIABLE not in request.environ:
+        host = cluster.workers[cluster.index].rpartition(":")[0]
+        share = f"{cluster.on_this_host} workers share the host {host}"
+        notes.append(f"{share}: give each GPUs of its own with {nvidia.VARIABLE}")
     notes += [*public_address_notes(cluster.workers), *local.notes]
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
@@ -167,7 +167,6 @@ def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: st
             "out; for logical CPU devices instead, hide the GPUs with CUDA_VISIBLE_DEVICES=-1"
         )
     count = replicas or len(gpus) or 1
-    capabilities = [gpu.compute_capability for gpu in gpus[:count]]
     if gpus:
         notes += gpu_notes(gpus[:count], GpuOptions())
         if len(gpus) > count:
@@ -187,7 +186,7 @@ def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: st
         devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
         accelerator=accelerator,
         notes=tuple(notes),
-        compute_capability=min((c for c in capabilities if c), default=None) if all(capabilities) else None,
+        **of_gpus(gpus[:count]),
     )
 
 
@@ -231,6 +230,8 @@ def configure(plan: StrategyPlan) -> None:
     """Sets this process's devices up; before anything else uses TensorFlow's devices."""
     if plan.kind == jax_devices.KIND:
         tf.config.set_visible_devices([], "GPU")  # they are JAX's
+        # In the program, too, that TensorFlow makes for them.
+        tf.config.experimental.enable_tensor_float_32_execution(plan.gpu_options.tf32 or plan.accelerator != "gpu")
     elif plan.accelerator == "gpu" and not plan.absent:
         configure_gpus(plan.local_replicas, plan.gpu_options)
     if plan.accelerator == "cpu" and plan.kind == "mirrored":

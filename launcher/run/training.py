@@ -437,10 +437,9 @@ class _Run:
 
 def _peak_flops(plan: RunPlan) -> float | None:
     """16-bit FLOP/s of the device of one replica; None in float32, and where there is no number to go by."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed") or not gpus:
+    if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed"):
         return None
-    peak = accelerators.gpu_peak(str(tf.config.experimental.get_device_details(gpus[0]).get("device_name")))
+    peak = accelerators.gpu_peak(plan.strategy.gpu_model)
     return peak.value if peak else None
 
 

@@ -345,7 +345,7 @@ class _Compiled:
         # Gloo's reduce_scatter is suspected: between processes, a part's last row was wrong once in thousands of them.
         scatters = devices.num_processes == 1 or devices.all[0].platform != "cpu"
         # A record of a function of this signature, in which the module takes the place of the function's own.
-        made = export.export(jax.jit(shell, keep_unused=True), platforms=[devices.all[0].platform])
+        made = export.export(jax.jit(shell, keep_unused=True))
         exported = dataclasses.replace(
             made(*map(spec, program.arguments)),
             mlir_module_serialized=pod_module.of_partitions(jax_parts.load(), program.stablehlo, scatters=scatters),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import EXIT_USAGE
-from launcher.machine import child_process
+from launcher.machine import child_process, nvidia
 from launcher.machine.cluster import tf_config
 from launcher.machine.ports import free_ports
 from launcher.verify.settings import Topology
@@ -96,16 +96,17 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
     """The environment of each worker: nothing of a cluster that this process may belong to, and a GPU of its own."""
     base = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     if not num_gpus:
-        base["CUDA_VISIBLE_DEVICES"] = "-1"
+        base[nvidia.VARIABLE] = "-1"
     elif num_gpus < topology.workers:
         raise Refused(f"{topology.workers} workers need a GPU each, and there are {num_gpus}; verify.devices = 'cpu'")
     if topology.workers == 1:
         return [base]
     addresses = [f"127.0.0.1:{port}" for port in free_ports(topology.workers)]
-    visible = (environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(topology.workers)))).split(",")
+    visible = [*nvidia.choose(environ.get(nvidia.VARIABLE), nvidia.listed(environ) or None)]
+    visible = visible or [*map(str, range(topology.workers))]
     found = []
     for rank in range(topology.workers):
-        gpu = {"CUDA_VISIBLE_DEVICES": visible[rank]} if num_gpus else {}
+        gpu = {nvidia.VARIABLE: visible[rank]} if num_gpus else {}
         found.append({**base, **gpu, **tf_config.of_worker(addresses, rank)})
     return found
 

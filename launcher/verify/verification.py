@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices as devices_lib
-from launcher.machine import jax_devices
+from launcher.machine import jax_devices, nvidia
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
@@ -62,7 +62,7 @@ class Verification:
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
         self.topologies = self.settings.topologies(self.plan.microbatches, self.engine)
-        self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies)
+        self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies, self.engine)
         self._console = make_console(total_steps=self.steps)
 
     def describe(self) -> dict[str, str]:
@@ -169,7 +169,9 @@ class Verification:
         return control
 
     def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
-        changes = (f"train.precision = '{self.plan.policy}'", f"train.microbatches = {topology.microbatches}")
+        changes = [f"train.precision = '{self.plan.policy}'", f"train.microbatches = {topology.microbatches}"]
+        if topology.engine == jax_devices.KIND:  # compared with TensorFlow's CPU, where it lists no GPU
+            changes.append("gpu.tf32 = False")
         job = TrainingJob(
             gin_files=tuple(self.gin_files),
             gin_params=(*self.gin_params, *changes),
@@ -289,13 +291,13 @@ def _so_far(result: Result) -> str:
     return ", out of tolerance" if result.deviations else f", {result.verdict}"
 
 
-def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology]) -> tuple[int, str]:
+def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], engine: str) -> tuple[int, str]:
     """How many GPUs to use, and what people should know about it."""
-    found = len(devices_lib.discover().gpus)
+    found = len(nvidia.visible(os.environ) if engine == jax_devices.KIND else devices_lib.discover().gpus)
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
     if settings.devices == "gpu":
         if not found:
-            raise UsageError("verify.devices = 'gpu', but TensorFlow finds no GPU on this machine; leave it out")
+            raise UsageError(f"verify.devices = 'gpu', but {engine} finds no GPU on this machine; leave it out")
         return found, f"{found} GPU(s), asked for"
     if settings.devices == "cpu":
         return 0, "logical CPU devices, asked for"

@@ -24,7 +24,7 @@ ALONE = Cluster(source="alone", workers=(), index=0)
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch):
-    monkeypatch.setattr(jax_devices, "_visible_gpus", lambda environ: 0)
+    monkeypatch.setattr(jax_devices.nvidia, "visible", lambda environ: [])
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,12 @@ class Cluster:
         return self.index == 0
 
     @property
+    def on_this_host(self) -> int:
+        """How many of the workers share this one's host."""
+        hosts = [address.rpartition(":")[0] for address in self.workers]
+        return hosts.count(hosts[self.index]) if hosts else 1
+
+    @property
     def description(self) -> str:
         if self.source == _CLOUD_TPU:
             return "one process, no peers: the program on a Cloud TPU's host 0 drives all its hosts"

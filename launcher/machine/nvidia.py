@@ -1,0 +1,112 @@
+"""NVIDIA's GPUs as their driver lists them, and which of them a process may use. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+DRIVER_SECONDS = 30.0
+_FIELDS = ("index", "name", "driver_version", "memory.used", "memory.total")
+_NEWEST_FIELD = "compute_cap"  # old drivers do not know it
+
+
+class NvidiaGpu(NamedTuple):
+    """A GPU in nvidia-smi's words; `capability` is such as "9.0", and empty where the driver does not say."""
+
+    number: str
+    name: str = ""
+    driver: str = ""
+    used: str = ""
+    total: str = ""
+    capability: str = ""
+    uuid: str = ""
+
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """(major, minor)."""
+        found = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def bytes(self) -> int:
+        """Of all its memory; 0 where the driver does not say."""
+        return int(self.total) * 2**20 if self.total.isdigit() else 0
+
+
+def ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
+    """nvidia-smi's answer on some fields, a line for each GPU."""
+    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
+
+
+def ask_all(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[NvidiaGpu, ...]]:
+    """nvidia-smi's answer, and the GPUs that it lists."""
+    done = ask(program, *_FIELDS, _NEWEST_FIELD, "uuid")
+    if done.returncode != 0 and _NEWEST_FIELD in done.stdout + done.stderr:
+        done = ask(program, *_FIELDS)
+    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    found = [NvidiaGpu(*row) for row in rows if 0 <= len(row) - len(_FIELDS) <= 2]
+    return done, () if done.returncode else tuple(found)
+
+
+def listed(environ: Mapping[str, str]) -> tuple[NvidiaGpu, ...]:
+    """All GPUs of this machine; where the driver's program cannot tell, by their files."""
+    return _listed(environ.get("PATH"))
+
+
+@functools.cache
+def _listed(path: str | None) -> tuple[NvidiaGpu, ...]:
+    if program := shutil.which("nvidia-smi", path=path):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if found := ask_all(program)[1]:
+                return found
+    files = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
+    return tuple(NvidiaGpu(str(number)) for number in range(len(files)))
+
+
+def visible(environ: Mapping[str, str]) -> list[NvidiaGpu]:
+    """The GPUs that one process has, in the order in which CUDA gives them: of MIG's parts, the first alone."""
+    found = choose(environ.get(VARIABLE), listed(environ))
+    return [*found.values()][: 1 if any(name.startswith("MIG-") for name in found) else None]
+
+
+def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, NvidiaGpu]:
+    """What CUDA makes of its variable: GPUs by their names in it; None for a machine of which nothing is known.
+
+    It takes numbers, UUIDs, or what one UUID alone begins with, all of one kind, up to the first that names no GPU; and
+    nothing at all where one is named twice.
+    """
+    if named is None:
+        return {gpu.number: gpu for gpu in there or ()}
+    found: dict[str, NvidiaGpu] = {}
+    names = [name.strip() for name in named.split(",")]
+    kind = next((kind for kind in ("GPU-", "MIG-") if names[0].startswith(kind)), "")
+    for name in names:
+        gpu = _meant(name, kind, there)
+        if gpu is None:
+            break
+        if name in found or (gpu in found.values() and kind != "MIG-"):
+            return {}
+        found[name] = gpu
+    return found
+
+
+def _meant(name: str, kind: str, there: Sequence[NvidiaGpu] | None) -> NvidiaGpu | None:
+    number = re.match(r"\+?\d+", name)  # CUDA reads no further
+    if not (name.startswith(kind) if kind else number):
+        return None
+    if there is None:
+        return NvidiaGpu(name)
+    if number:
+        return next(iter(there[int(number[0]) :]), None)
+    fit = [gpu for gpu in there if gpu.uuid.startswith(name)]
+    if kind == "MIG-" or not any(gpu.uuid for gpu in there):  # whose UUIDs are not listed
+        return there[0]._replace(uuid=name) if there else None
+    return fit[0] if len(fit) == 1 else None

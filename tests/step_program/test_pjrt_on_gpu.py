@@ -1,0 +1,75 @@
+"""`--engine=pjrt` with CUDA, played by CPU devices that have a GPU's two names; TensorFlow is the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import played
+import pytest
+import text_run
+from places import SMALL_DIGITS
+
+pytestmark = pytest.mark.slow
+
+PJRT = "--engine=pjrt"
+FLOAT32 = "--gin_param=train.precision = 'float32'"
+
+
+def flags(model_dir: Path, steps: int, *bindings: str, recipe: str = SMALL_DIGITS) -> list[str]:
+    bound = [f"--gin_param={text}" for text in (f"train.steps = {steps}", *bindings)]
+    return [f"--gin_file={recipe}", f"--model_dir={model_dir}", *bound]
+
+
+def events(model_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_alike(ours: Path, theirs: Path) -> None:
+    for mine, wanted in zip(events(ours), events(theirs), strict=True):
+        assert (mine["split"], mine["step"]) == (wanted["split"], wanted["step"])
+        assert mine["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+
+
+def answers(run_launcher, given: list[str], written: Path, on: dict) -> Iterator[Path]:
+    """Where a file is answered on the played machine, and then by TensorFlow."""
+    for more in ({"env": on}, {}):
+        engine, path = (PJRT,) if more else (), written.with_name(f"answers{written.suffix}")
+        done = run_launcher(*given, "--mode=predict", f"--input={written}", f"--output={path}", *engine, **more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield path
+
+
+def test_two_gpus_train_and_evaluate_as_tensorflow_does(run_launcher, tmp_path):
+    ours, theirs, on = tmp_path / "ours", tmp_path / "theirs", played.machine(2)
+    done = run_launcher(*flags(ours, 6), FLOAT32, PJRT, env=on)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 replicas" in done.stdout and "on GPU devices" in done.stdout
+    assert run_launcher(*flags(theirs, 6), FLOAT32, "--replicas=2").returncode == 0
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.nightly  # training and evaluation: above
+def test_a_gpu_answers_decodes_and_verifies_and_is_not_shared(run_launcher, run_workers, tmp_path):
+    text_run.write_pairs(tmp_path)
+    bindings = (*text_run.pair_bindings(tmp_path), "translation.beam_size = 2", "train.epochs = None")
+    given = [*flags(tmp_path / "text", 3, *bindings, recipe="transformer_cpu.gin"), FLOAT32]
+    done = run_launcher(*given, PJRT, env=played.machine(1))
+    assert done.returncode == 0 and "runs in TensorFlow" not in done.stdout, done.stdout + done.stderr
+    written = tmp_path / "records.txt"
+    written.write_text("ab\ncd\n")
+    first, second = (path.read_text() for path in answers(run_launcher, given, written, played.machine(1)))
+    assert first == second
+    few = ("verify.replicas = (2,)", "verify.workers = ()", "verify.microbatches = ()", "verify.steps = 3")
+    done = run_launcher(*flags(tmp_path / "verify", 6, *few), "--mode=verify", PJRT, env=played.machine(2))
+    assert done.returncode == 0 and "2 GPU(s)" in done.stdout, done.stdout + done.stderr
+    given = [*flags(tmp_path / "workers", 4), PJRT]
+    refused = run_workers(2, *given, env=played.machine(2))
+    assert [one.returncode for one in refused] == [64, 64]
+    assert "2 workers share this host" in refused[0].stderr
+
+
+def test_another_accelerator_is_refused_in_one_message(run_launcher, tmp_path):
+    done = run_launcher(*flags(tmp_path / "run", 3), PJRT, env={"JAX_PLATFORMS": "rocm"})
+    assert done.returncode == 64 and "JAX_PLATFORMS=rocm" in done.stderr and "Traceback" not in done.stderr
