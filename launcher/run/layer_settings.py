@@ -14,6 +14,7 @@ import keras
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
 from launcher.machine import installation, xla
+from launcher.machine.accelerators import BFLOAT16_CAPABILITY
 from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
@@ -119,6 +120,12 @@ def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan
             raise UsageError(f"{asked}: {why}; leave the binding out for what suits the rows and the devices")
     if not plan.is_compiled:
         raise UsageError(f"{asked} needs train.jit_compile = True, for XLA alone can call the kernel")
+    if plan.strategy.accelerator == "gpu":  # which needs no function of JAX
+        capability = plan.strategy.compute_capability
+        if capability is not None and capability < BFLOAT16_CAPABILITY:
+            had, needed = (".".join(map(str, one)) for one in (capability, BFLOAT16_CAPABILITY))
+            raise UsageError(f"{asked} needs GPUs of compute capability {needed} or more, and one here has {had}")
+        return
     if why := jax_function.missing():
         raise UsageError(f"{asked}: {why}")
     installation.require_python_of_jax(asked)

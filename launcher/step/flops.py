@@ -20,6 +20,7 @@ from models.transformer.attention_kernel import CAUSAL_SCOPE, SCOPE
 # tests/step/test_flops.py. Then: find the new names; only FLOP/s and MFU are affected.
 _AGAIN, _GRADIENT = (re.compile(rf"(^|/)({names})(_\d+)?/") for names in (COMPUTED_AGAIN, "gradient_tape|gradients"))
 _KERNEL = re.compile(rf"(^|/)({SCOPE}|{CAUSAL_SCOPE})(_\d+)?/")
+_KERNELS = ("XlaCallModule", "XlaCustomCallV2")  # JAX's, and those that XLA knows by name
 _LOOPS = ("While", "StatelessWhile")
 _PRODUCTS = {"MatMul": "transpose_a", "BatchMatMul": "adj_x", "BatchMatMulV2": "adj_x", "BatchMatMulV3": "adj_x"}
 _CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
@@ -62,7 +63,7 @@ def _of_nodes(
     for node in nodes:
         repeated = again or bool(_AGAIN.search(node.name) and not _GRADIENT.search(node.name))
         inputs = [_input(name, shapes) for name in node.input if name[0] != "^"]
-        again_inside, own = _of_kernel(node, inputs) if node.op == "XlaCallModule" else (0.0, _of_node(node, inputs))
+        again_inside, own = _of_kernel(node, inputs) if node.op in _KERNELS else (0.0, _of_node(node, inputs))
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]
         of_loop = loops[node.op in _LOOPS :]
@@ -163,12 +164,14 @@ def _of_kernel(node: Any, inputs: list[_Shape]) -> tuple[float, float]:
 
     The gradient's kernel gives three arrays, of queries, keys and values, and computes the scores again.
     """
-    scope = _KERNEL.search(node.name)
-    if scope is None:
+    scope, is_of_jax = _KERNEL.search(node.name), node.op == _KERNELS[0]
+    if scope is None and is_of_jax:
         raise _NotCountable
-    results = [_static(_shape(one)) for one in node.attr["_output_shapes"].list.shape]
+    if scope is None:  # what replicas exchange
+        return 0.0, 0.0
+    results = [_static(_shape(one)) for one in node.attr["_output_shapes"].list.shape] if is_of_jax else []
     is_gradient = bool(_GRADIENT.search(node.name))
-    query, key = results[:2] if is_gradient else map(_static, inputs[:2])
+    query, key = results[:2] if is_gradient and is_of_jax else map(_static, inputs[:2])
     product = 2.0 * math.prod(query) * key[1] * (0.5 if scope[2] == CAUSAL_SCOPE else 1.0)
     return (product, 5 * product) if is_gradient else (0.0, 2 * product)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -92,7 +93,7 @@ class PjrtEngine:
         self._lowered: Lowered | None = None
         self._step: _Compiled | None = None
         self._arguments: dict[str, Argument] = {}
-        self._waiting = ThreadPoolExecutor(1, "steps")
+        self._waiting, self._arriving = ThreadPoolExecutor(1, "steps"), ThreadPoolExecutor(1, "batches")
 
     def distribute(
         self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **batches: Any
@@ -112,21 +113,24 @@ class PjrtEngine:
         self.take_state()
         assert self._step is not None
         rows: list[Any] = []
-        got: list[tuple[float, float]] = []
+        put: deque[dict[str, Any]] = deque()
+        got: list[tuple[float, Future[float]]] = []
         ended: list[Future[float]] = []
         with self._devices.peer_failures(" in the middle of a step"):
             for number in range(num_steps):
-                asked = time.monotonic()
-                parts = next(batches)
-                got.append((asked, time.monotonic()))
-                rows.append(self._step(self._held, self._batch(parts)))
+                # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
+                while len(got) < min(number + 2, num_steps):
+                    asked = time.monotonic()
+                    put.append(self._batch(next(batches)))
+                    got.append((asked, self._arriving.submit(_time_when_ready, *put[-1].values())))
+                rows.append(self._step(self._held, put.popleft()))
                 ended.append(self._waiting.submit(_time_when_ready, rows[-1]))
                 if number >= _AHEAD:
                     ended[number - _AHEAD].result()
             table = _table(rows)
-        # A step waits for its batch from when it asks and the one before it has ended.
+        # A step waits until its batch is on the devices, from when that is asked for and the one before it has ended.
         before = [asked for asked, _ in got[:1]] + [one.result() for one in ended[:-1]]
-        waits = [max(0.0, there - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
+        waits = [max(0.0, there.result() - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
         return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
 
     def forward(
@@ -299,8 +303,9 @@ def _table(rows: Sequence[Any]) -> np.ndarray:
     return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
 
 
-def _time_when_ready(row: Any) -> float:
-    _wait(row)
+def _time_when_ready(*arrays: Any) -> float:
+    for one in arrays:
+        _wait(one)
     return time.monotonic()
 
 

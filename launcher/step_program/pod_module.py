@@ -12,6 +12,7 @@ import numpy as np
 from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
 from launcher.step_program.pod_replica import ALL_GATHER, ALL_REDUCE, REPLICA_ID
+from models.transformer.cudnn_attention import TARGET as ATTENTION
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 TensorType = tuple[tuple[int, ...], str]
@@ -51,6 +52,7 @@ def convert(
         module = jax.ir.Module.parse(jax.mlir.hlo_to_stablehlo(hlo))
         _fold_copies(jax, module)
         _insert_collectives(jax, module, num_replicas)
+        _lay_out(jax, module)
         if philox is not None:
             tpu_random.use_default_generator(jax, operations(jax, module, "stablehlo.rng_bit_generator"), philox)
         _drop_unused_functions(jax, module)
@@ -139,6 +141,22 @@ def _insert_collectives(jax: JaxParts, module: Any, num_replicas: int) -> None:
                 value = jax.stablehlo.convert(call.results[0].type, jax.stablehlo.replica_id())
         call.results[0].replace_all_uses_with(value)
         call.erase()
+
+
+def _lay_out(jax: JaxParts, module: Any) -> None:
+    """Has cuDNN's attention write [batch, heads, length, width] as [batch, length, heads, width], as it is read.
+
+    TensorFlow knows no layouts; without this, each output would be copied. Tilings that are none, which JAX 0.11 writes
+    down, are left out: a compiler that is older than them refuses any call with them.
+    """
+    for call in operations(jax, module, "stablehlo.custom_call"):
+        for tilings in {"operand_tilings", "result_tilings"} & set(call.attributes):
+            if not re.search(r"\d", str(call.attributes[tilings])):
+                del call.attributes[tilings]
+        if jax.ir.StringAttr(call.attributes["call_target_name"]).value.startswith(ATTENTION):
+            layouts = str(call.attributes["result_layouts"]).replace("3, 2, 1, 0", "3, 1, 2, 0")
+            call.attributes["result_layouts"] = jax.ir.Attribute.parse(layouts)
+            del call.attributes["xla_shape"]  # says the layouts as they were
 
 
 def one_group(jax: JaxParts, num_replicas: int) -> Any:

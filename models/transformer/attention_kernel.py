@@ -6,15 +6,13 @@ compiled for such devices and compared, splash attention as JAX interprets it, b
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 
-from models.transformer import jax_function
+from models.transformer import cudnn_attention, jax_function
 from models.transformer.positions import Visibility
 
 SCOPE, CAUSAL_SCOPE = "attention_kernel", "causal_attention_kernel"
@@ -64,10 +62,13 @@ def attend_by_kernel(
         [batch, queries, heads, width] in the dtype of `value`.
     """
     query, key = tf.cast(query, value.dtype), tf.cast(key, value.dtype)
-    run = _made(accelerator, tuple(query.shape), tuple(key.shape), value.dtype, visible.causal)
-    segments = (tf.cast(one, tf.int32) for one in (visible.query_segments, visible.key_segments))
     with tf.name_scope(CAUSAL_SCOPE if visible.causal else SCOPE):
-        outputs = run(query, key, value, *segments)
+        if accelerator == "gpu":
+            outputs = cudnn_attention.attend(query, key, value, visible)
+        else:
+            run = _made(accelerator, tuple(query.shape), tuple(key.shape), value.dtype, visible.causal)
+            segments = (tf.cast(one, tf.int32) for one in (visible.query_segments, visible.key_segments))
+            outputs = run(query, key, value, *segments)
     return tf.where(visible.sees()[:, :, None, None], outputs, tf.zeros([], outputs.dtype))
 
 
@@ -75,14 +76,10 @@ def attend_by_kernel(
 def _made(
     accelerator: str, query: tuple[int, ...], key: tuple[int, ...], dtype: tf.DType, causal: bool
 ) -> Callable[..., tf.Tensor]:
-    platform = {"gpu": "cuda"}.get(accelerator, accelerator)
     specs = [tf.TensorSpec(shape, dtype) for shape in (query, key, key)]
     specs += [tf.TensorSpec(shape[:2], tf.int32) for shape in (query, key)]
-    if accelerator == "gpu":
-        with _as_on_a_gpu():
-            return jax_function.differentiable(functools.partial(_cudnn, causal), specs, platform, trained=3)
     splash = functools.partial(_splash, causal, accelerator == "cpu")
-    return jax_function.differentiable(splash, specs, platform, trained=3)
+    return jax_function.differentiable(splash, specs, accelerator, trained=3)
 
 
 def _splash(
@@ -112,28 +109,3 @@ def _splash(
 def _divisor(length: int, most: int) -> int:
     """The largest multiple of 128 up to `most` that divides a length, which is such a multiple."""
     return _UNIT * max(one for one in range(1, most // _UNIT + 1) if length // _UNIT % one == 0)
-
-
-def _cudnn(causal: bool, query: Any, key: Any, value: Any, query_segments: Any, key_segments: Any) -> Any:
-    import jax
-
-    # A mask that each head adds to its scores. Those of all layers are the same, so that XLA keeps one.
-    allowed = query_segments[:, None, :, None] == key_segments[:, None, None, :]
-    return jax.nn.dot_product_attention(
-        query, key, value, mask=allowed, is_causal=causal, scale=query.shape[-1] ** -0.5, implementation="cudnn"
-    )
-
-
-def _as_on_a_gpu() -> contextlib.AbstractContextManager[Any]:
-    """Has JAX take cuDNN's kernel without one here: as for cuDNN 9.10 on an A100, without gradients of the mask."""
-    # Leans on JAX: it asks these functions about the machine. Noticed by tests/preflight/test_kernels.py. Then: see
-    # what `jax.nn.dot_product_attention` asks in the new version; train.attention = 'kernel' on GPUs needs it.
-    from jax._src.cudnn import fused_attention_stablehlo as asked
-
-    return mock.patch.multiple(
-        asked,
-        check_cudnn_version=lambda: 91000,
-        check_compute_capability=lambda capability: False,
-        is_cuda_compute_capability_equal=lambda capability: False,
-        should_export_dbias=lambda *_: False,
-    )

@@ -1,7 +1,8 @@
 """Functions of JAX called from TensorFlow, forward and backward, by its operation XlaCallModule.
 
 A function is exported for a platform, for which no device is needed, and XLA compiles it with the step around it.
-TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with TensorFlow 2.20, 2.21 and JAX 0.10.2.
+TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with TensorFlow 2.20, 2.21 and JAX 0.10.2,
+and TensorFlow 2.21 and JAX 0.11.2.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 # 2.18 and 2.19 do not know all of the StableHLO that JAX 0.10.2 writes ("Cannot deserialize computation").
 _OLDEST = (2, 20)
+_STABLEHLO = "1.13.0"
 _TAKES = {"version", "platforms", "disabled_checks"}
-_CUDNN = [f"__cudnn$fmha{kind}" for kind in ("ScaleBiasSoftmax", "ScaleBiasSoftmaxBackward")]
 
 
 def missing() -> str:
@@ -36,7 +37,7 @@ def differentiable(
     Args:
         function: Of arrays to one array.
         arguments: Static shapes and dtypes of what it is given.
-        platform: JAX's name of what it is to run on, such as "tpu" or "cuda".
+        platform: JAX's name of what it is to run on, such as "tpu".
         trained: How many of the arguments, the first ones, have a gradient.
 
     Returns:
@@ -84,10 +85,7 @@ def _exported(function: Callable[..., Any], specs: Sequence[Any], platform: str)
     from jax import export
 
     with jax.enable_x64(False):  # kernels of Pallas are written without; --engine=pjrt turns it on
-        # JAX promises no stable form of a library's kernel; nothing that is exported here is kept.
-        unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _CUDNN]
-        traced = jax.jit(function, keep_unused=True)
-        return export.export(traced, platforms=[platform], disabled_checks=unchecked)(*specs)
+        return export.export(jax.jit(function, keep_unused=True), platforms=[platform])(*specs)
 
 
 def _call(exported: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -98,10 +96,19 @@ def _call(exported: Any, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     found = tfxla.call_module(
         values,
         version=exported.calling_convention_version,
-        module=exported.mlir_module_serialized,
+        module=_older(exported.mlir_module_serialized),
         Tout=[tf.dtypes.as_dtype(one.dtype.name) for one in results],
         Sout=[one.shape for one in results],
         platforms=[platform.upper() for platform in exported.platforms],
         disabled_checks=("platform",),  # a step for a TPU or GPU is lowered on a CPU
     )
     return [tf.ensure_shape(one, of.shape) for one, of in zip(found, results, strict=True)]
+
+
+def _older(module: bytes) -> bytes:
+    """The module in a version of StableHLO that TensorFlow 2.20 knows; JAX 0.11 writes a newer one."""
+    from jax.extend import mlir
+    from jax.interpreters.mlir import make_ir_context
+
+    with make_ir_context() as context:
+        return mlir.serialize_portable_artifact(mlir.deserialize_portable_artifact(module, context), _STABLEHLO)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tensorflow as tf
 from cases import repeated_but
@@ -65,8 +67,9 @@ def test_splash_attention_has_a_floor_of_its_products_and_exponentials(compiled)
 
 @pytest.mark.parametrize("card", repeated_but(["h100:1"], ["a100-80:1", "h100:1"]))
 def test_cudnns_attention_is_counted_and_its_workspace_said_to_be_unknown(compiled, card):
-    where = gpus.find(card)
-    costs, bounds, told = counted(compiled, lowered("gpu"), where)
+    where, text = gpus.find(card), lowered("gpu")
+    costs, bounds, told = counted(compiled, text, where)
+    assert not re.search(r" (copy|transpose)\(", compiled(text, card).hlo), "it is read and written as it lies"
     assert costs.flops == 0.5 * 7 * PRODUCT
     assert (costs.attention_kernels, costs.library_kernels) == (2, 2)
     assert bounds.compute_seconds == costs.flops / where.peak_flops

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from launcher import main as entry
+from launcher.errors import UsageError
+from launcher.preflight import gpus
+from launcher.run import layer_settings, loading
 
 
 @pytest.fixture
@@ -126,3 +131,17 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
     assert code == 64
     assert message in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("card", "message"), [("v100:1", "compute capability 8.0 or more, and one here has 7.0"), ("a100-40:1", None)]
+)
+def test_cudnns_kernel_needs_an_ampere_and_no_jax(monkeypatch, tmp_path, card, message):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jax", None)
+    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=gpus.find(card).strategy(), connect=False)
+    small = ("language_model.layers = 1", "train.precision = 'mixed_float16'", "train.strategy = 'auto'")
+    keras.config.set_dtype_policy("mixed_float16")
+    plan = machine.resolve(["lm_gpu.gin"], [*small, "train.global_batch_size = 8", KERNEL])
+    with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
+        layer_settings.apply(plan.recipe.task.model(), plan, lambda _: None)
