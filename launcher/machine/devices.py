@@ -51,14 +51,18 @@ class GpuOptions:
       tf32: multiply float32 matrices in TF32 (10-bit mantissa) where the GPU can; off for full float32.
       private_threads: threads that launch kernels, for each GPU alone, so that input work does not delay them;
         0 for TensorFlow's shared pool. The variable TF_GPU_THREAD_MODE, when set, wins.
+      memory_share: of each GPU's memory, what --engine=pjrt takes at its start; the rest is for CUDA, cuDNN and NCCL.
+        The variable XLA_CLIENT_MEM_FRACTION, when set, wins.
     """
 
     memory_growth: bool = True
     tf32: bool = True
     private_threads: int = 2
+    memory_share: float = 0.92
 
     def __post_init__(self) -> None:
         check_value("gpu.private_threads", self.private_threads, self.private_threads >= 0, "0 (shared) or more")
+        check_value("gpu.memory_share", self.memory_share, 0 < self.memory_share <= 1, "above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

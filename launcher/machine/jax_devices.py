@@ -22,6 +22,8 @@ from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, gpu
 from launcher.machine.stderr_filter import without_early_log
 
 KIND = "pjrt"  # what a plan of these devices says in the place of a tf.distribute strategy
+# How much of a GPU JAX takes, where the user says it; the first is the name that newer versions know alone.
+_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 # JAX ends a process whose peer has been silent for so long; the error of a broken connection comes much earlier.
 _HEARTBEAT_SECONDS = 20
 # What JAX 0.10.2 says where another process is gone: of Gloo (CPUs), NCCL (GPUs) and its own coordination.
@@ -42,12 +44,26 @@ class JaxDevices:
         """The number of this process's first replica."""
         return self.all.index(self.local[0])
 
+    @property
+    def memory_bytes(self) -> int:
+        """What each device of this process offers to programs; 0 where JAX does not say, as of CPUs."""
+        return min((one.memory_stats() or {}).get("bytes_limit", 0) for one in self.local)
+
     @contextlib.contextmanager
     def peer_failures(self, when: str) -> Iterator[None]:
-        """PeerError for what JAX raises in the block where another process went away; there has to be one."""
+        """PeerError for what JAX raises in the block where another process went away; there has to be one.
+
+        And UsageError where a device's memory ran out.
+        """
         try:
             yield
         except Exception as error:
+            if "RESOURCE_EXHAUSTED" in str(error) and self.local and self.memory_bytes:
+                raise UsageError(
+                    f"out of memory{when}, of {self.memory_bytes / 2**30:.1f} GiB that JAX has on each device "
+                    f"({_first_line(error)}): give a larger train.microbatches or a smaller train.global_batch_size, "
+                    "such as --mode=preflight --engine=pjrt finds"
+                ) from error
             if self.num_processes == 1 or not is_peer_failure(error):
                 raise
             raise PeerError(f"another worker went away{when}: {_first_line(error)}") from error
@@ -85,7 +101,12 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
     if accelerator == "cpu" and count > 1:
         notes.append(f"{count} devices of JAX share this machine's cores: for trying out, not for speed")
     gpus = gpus[:count] if accelerator == "gpu" else []
-    notes += gpu_notes(tuple(gpus), GpuOptions())
+    options = GpuOptions()
+    notes += gpu_notes(tuple(gpus), options)
+    if gpus:
+        named = next((f"{name} = {environ[name]}" for name in _MEMORY_VARIABLES if name in environ), None)
+        share = named or f"gpu.memory_share = {options.memory_share}"
+        notes.append(f"JAX takes its share of each GPU's memory at the start: {share}")
     return StrategyPlan(
         kind=KIND,
         num_replicas=count * cluster.num_workers,
@@ -127,6 +148,8 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, 
     platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
     for of_other_devices in ("jax._src.xla_bridge", "jax_plugins"):  # whose plugins are there, and cannot be used
         logging.getLogger(of_other_devices).setLevel(logging.ERROR)
+    if wanted.accelerator == "gpu" and not any(name in os.environ for name in _MEMORY_VARIABLES):
+        os.environ[_MEMORY_VARIABLES[0]] = str(wanted.gpu_options.memory_share)
     try:
         jax.config.update("jax_platforms", platforms)
         jax.config.update("jax_enable_x64", True)  # counters have 64 bits

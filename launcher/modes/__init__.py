@@ -131,7 +131,7 @@ class ExportRequest(Request):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreflightRequest(Request):
+class PreflightRequest(EngineRequest):
     """The flags of `--mode=preflight`."""
 
     tpu_type: tuple[str, ...] = flag(

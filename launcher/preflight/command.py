@@ -32,6 +32,7 @@ class Preflight:
     deterministic: bool
     tpu_types: Sequence[str]
     gpu_types: Sequence[str]
+    engine: str  # that the memory left to a step is of
     batch_sizes: Sequence[int]  # global batch sizes to compare; empty for the recipe's own
     largest_batch: bool  # look for the largest global batch that fits
     search: bool  # compile with every knob turned, not only until a step fits that does not
@@ -42,7 +43,8 @@ class Preflight:
     def __post_init__(self) -> None:
         self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
-        targets = [*map(slices.find, self.tpu_types), *map(gpus.find, self.gpu_types)]
+        cards = (dataclasses.replace(gpus.find(name), engine=self.engine) for name in self.gpu_types)
+        targets = [*map(slices.find, self.tpu_types), *cards]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         self._cases = [Case(where=where, changes=change) for where in targets for change in changes]
         self._versions: dict[str, str] = {}

@@ -15,6 +15,7 @@ import tensorflow as tf
 from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CARDS, Card, Constant
 from launcher.machine.devices import GpuOptions
+from launcher.machine.jax_devices import KIND
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import advice
 from launcher.preflight.compile_child import DUMP_BEFORE_LIBRARIES
@@ -35,6 +36,7 @@ _LOCAL = f"; with batch normalisation, --gin_param=\"{layer_settings.BATCH_NORM}
 _SYSTEM_MIB = {7: 1050, 8: 1536}
 _SYSTEM_MIB_FROM_9 = 1800
 _TF_SOURCE = "what TensorFlow leaves free for them: MinSystemMemory in its common_runtime/gpu/gpu_device.cc"
+_SHARE = "the rest of gpu.memory_share, which --engine=pjrt takes at its start"
 _NCCL_BYTES = 2 * 32 * 4 * 2**20
 _NCCL_SOURCE = "to send and to receive, 32 channels of 4 MiB; NCCL's documentation: NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"
 _NCCL_LATENCY = Constant(
@@ -78,6 +80,7 @@ class GpuMachines(Target):
 
     card: Card
     gpus: int
+    engine: str = "tensorflow"
 
     def describe(self) -> str:
         hosts = plural(self.num_hosts, "host")
@@ -85,6 +88,7 @@ class GpuMachines(Target):
 
     def strategy(self) -> StrategyPlan:
         kind = "multi_worker" if self.num_hosts > 1 else "mirrored" if self.gpus > 1 else "one_device"
+        kind = KIND if self.engine == KIND else kind
         return StrategyPlan(
             kind=kind,
             num_replicas=self.num_replicas,
@@ -97,7 +101,7 @@ class GpuMachines(Target):
         )
 
     def check(self, plan: RunPlan) -> None:
-        if not plan.jit_compile:
+        if not plan.is_compiled:
             raise UsageError(
                 "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
                 "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
@@ -126,11 +130,16 @@ class GpuMachines(Target):
 
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
         system = _SYSTEM_MIB.get(self.card.capability[0], _SYSTEM_MIB_FROM_9) * 2**20
-        parts = {"CUDA context, cuDNN, cuBLAS": (system, _TF_SOURCE)}
+        if self.engine == KIND:
+            parts = {
+                "what JAX leaves to CUDA": (round((1 - GpuOptions().memory_share) * self.memory_bytes.value), _SHARE)
+            }
+        else:
+            parts = {"CUDA context, cuDNN, cuBLAS": (system, _TF_SOURCE)}
         convolution = costs.biggest_convolution if costs is not None else 0
         if convolution:
             parts["workspace of convolutions"] = (min(convolution, _CUDNN_MOST), _CUDNN_SOURCE)
-        if self.num_replicas > 1:
+        if self.num_replicas > 1 and self.engine != KIND:
             parts["buffers of NCCL"] = (_NCCL_BYTES, _NCCL_SOURCE)
         parts["fragmentation"] = (round(_FRAGMENTATION * needed), _FRAGMENTATION_SOURCE)
         return {name: Constant(value=size, unit="B", source=source) for name, (size, source) in parts.items()}
@@ -168,10 +177,10 @@ class GpuMachines(Target):
         gpus = self.gpus
         while self.num_hosts == 1 and gpus < self.card.most_on_a_host:
             gpus = min(2 * gpus, self.card.most_on_a_host)
-            yield _machines(self.card, 1, gpus)
+            yield dataclasses.replace(_machines(self.card, 1, gpus), engine=self.engine)
         hosts = 2 * self.num_hosts
         while self.card.network is not None and hosts <= _MOST_HOSTS:
-            yield _machines(self.card, hosts, gpus)
+            yield dataclasses.replace(_machines(self.card, hosts, gpus), engine=self.engine)
             hosts *= 2
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:

@@ -117,14 +117,14 @@ class PlainConsole:
 
     @contextlib.contextmanager
     def waiting(self, text: object) -> Iterator[None]:
-        """Says so at the start and at the end, where it takes more than a few seconds."""
-        seconds, said = 0.0, (0.0, "")
+        """Says so at the start, now and then, and at the end, where it takes more than a few seconds."""
+        seconds = said = 0.0
 
         def tick(since: float) -> None:
             nonlocal seconds, said
-            if not seconds or (since - said[0] > _AGAIN_SECONDS and str(text) != said[1]):
-                said = since, str(text)
-                _print(self._stream, f"{text} …")
+            if not seconds or since - said > _AGAIN_SECONDS:
+                said = since
+                _print(self._stream, f"{text} …{f' {clock(since)}' if since > _AGAIN_SECONDS else ''}")
             seconds = since
 
         started = time.monotonic()

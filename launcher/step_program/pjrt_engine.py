@@ -32,7 +32,7 @@ from launcher.run.session import Session
 from launcher.step.initial_values import FirstValues
 from launcher.step.state import State
 from launcher.step.workers import Workers
-from launcher.step_program import jax_parts, lowering, pod_module
+from launcher.step_program import device_memory, jax_parts, lowering, pod_module
 from launcher.step_program.lowering import Argument, Lowered, StepProgram
 
 # Steps that are handed to the devices before the first of them has ended.
@@ -106,7 +106,9 @@ class PjrtEngine:
         if self._lowered is None:
             self._lowered = lowering.lower_session(self.session, for_tpu=self._on_tpu)
             self._arguments = {one.name: one for one in self._lowered.program.arguments}
-            self._step = _Compiled(self._lowered.program, self._devices, self._mesh)
+            program, plan = self._lowered.program, self.session.plan
+            self._step = _Compiled(program, self._devices, self._mesh, plan)
+            self._step.check = lambda found: device_memory.check(found, program, plan, self._devices.memory_bytes)
         return self._lowered.graph
 
     def run(self, batches: Iterator, num_steps: int) -> np.ndarray:
@@ -162,12 +164,13 @@ class PjrtEngine:
             self._answers[str(spec)] = program, self._held_for(lowered), made[-1]
         program, held, structure = self._answers[str(spec)]
         parts = zip(*(np.split(array, self.num_replicas) for array in inputs.values()), strict=True)
-        found = program(held, self._batch([dict(zip(inputs, part, strict=True)) for part in parts]))
-        return tf.nest.pack_sequence_as(structure, [jax_devices.whole(one) for one in found])
+        with self._devices.peer_failures(" in an answer"):
+            found = program(held, self._batch([dict(zip(inputs, part, strict=True)) for part in parts]))
+            return tf.nest.pack_sequence_as(structure, [jax_devices.whole(one) for one in found])
 
     def _forward(self, function: Callable[[Batch], Any], spec: Any, *, of_rows: bool) -> tuple[Lowered, _Compiled]:
         lowered = lowering.lower_forward(self.session, function, spec, of_rows=of_rows, for_tpu=self._on_tpu)
-        return lowered, _Compiled(lowered.program, self._devices, self._mesh)
+        return lowered, _Compiled(lowered.program, self._devices, self._mesh, self.session.plan)
 
     def _held_for(self, lowered: Lowered) -> dict[str, Any]:
         """The arguments of a forward pass, but for the batch."""
@@ -241,9 +244,10 @@ class PjrtEngine:
         values = {name: whole_of(one.numpy) for name, one in lowered.variables.items() if name not in sources}
         constants = {name: value_of(value) for name, value in lowered.constants.items()}
         sources |= values | constants
-        for name, one in self._arguments.items():
-            if one.kind != "batch":
-                self._held[name] = self._placed(one, sources[name])
+        with self._devices.peer_failures(" as the weights and the optimizer's state were put there"):
+            for name, one in self._arguments.items():
+                if one.kind != "batch":
+                    self._held[name] = self._placed(one, sources[name])
         self.holds = True
         state.let_go()
 
@@ -337,7 +341,9 @@ class _Compiled:
     The new arrays take the memory of the old ones.
     """
 
-    def __init__(self, program: StepProgram, devices: JaxDevices, mesh: Any):
+    check: Callable[[Any], None] | None = None  # told what memory it needs, before it is run
+
+    def __init__(self, program: StepProgram, devices: JaxDevices, mesh: Any, plan: RunPlan):
         jax = devices.jax
         from jax import export
 
@@ -381,11 +387,18 @@ class _Compiled:
             check_vma=False,
         )
         self._run = jax.jit(mapped, donate_argnums=0)
+        self._made: Any = None
+        on_gpu = plan.strategy.accelerator == "gpu"
+        self._options = {"xla_gpu_deterministic_ops": True} if plan.deterministic and on_gpu else None
 
     def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
         changed = {name: value for name, value in held.items() if name in self._changed}
         kept = {name: value for name, value in held.items() if name not in self._changed}
-        new, report = self._run(changed, kept, batch)
+        if self._made is None:
+            self._made = self._run.lower(changed, kept, batch).compile(self._options)
+            if self.check is not None:
+                self.check(self._made.memory_analysis())
+        new, report = self._made(changed, kept, batch)
         held |= new
         return report
 

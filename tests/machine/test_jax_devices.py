@@ -129,6 +129,14 @@ def test_a_broken_connection_between_processes_is_a_peers_failure():
     assert str(found) == "another worker went away in a step: UNAVAILABLE: Gloo all-reduce failed"
 
 
+def test_memory_that_runs_out_is_one_message_with_what_there_is():
+    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 129 * 2**30})
+    devices = JaxDevices(jax=None, all=(device,), local=(device,), num_processes=1)
+    said = r"out of memory in a step, of 129.0 GiB .*while trying.*train.microbatches"
+    with pytest.raises(UsageError, match=said), devices.peer_failures(" in a step"):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nmore")
+
+
 @pytest.mark.parametrize(
     ("message", "num_processes"), [("UNAVAILABLE: the device is gone", 1), ("RESOURCE_EXHAUSTED: out of memory", 2)]
 )

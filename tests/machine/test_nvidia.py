@@ -65,3 +65,12 @@ def test_workers_of_one_host_do_not_take_each_others_gpus():
     with pytest.raises(UsageError, match=r"2 workers share this host.*CUDA_VISIBLE_DEVICES"):
         jax_devices.plan(None, TWO, environ, Devices())
     assert jax_devices.plan(None, TWO, {**environ, "CUDA_VISIBLE_DEVICES": "1"}, Devices()).num_replicas == 2
+
+
+def test_the_share_of_memory_is_the_bindings_unless_a_variable_of_the_users_says_another():
+    environ = {name: value for name, value in played.machine(2).items() if value is not None}
+    for given, said in (
+        ({}, "gpu.memory_share = 0.92"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, "XLA_CLIENT_MEM_FRACTION = 0.5"),
+    ):
+        assert said in jax_devices.plan(None, ALONE, environ | given, Devices()).notes[-1]

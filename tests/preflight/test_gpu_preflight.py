@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import pytest
 from cases import repeated_but
@@ -48,6 +50,13 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
         "h100 link bandwidth",
     ):
         assert words in done.out
+
+
+def test_a_run_by_jax_has_the_share_that_it_takes_and_is_compiled_in_any_case():
+    where = dataclasses.replace(gpus.find("h200"), engine="pjrt")
+    outside, inside = where.reserved(None, 1000).values()
+    assert (outside.value, inside.value) == (round(0.08 * where.memory_bytes.value), 50)
+    assert {one.engine for one in where.larger()} == {where.strategy().kind} == {"pjrt"}
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,12 @@ def test_a_pipe_is_told_of_a_long_wait_at_its_start_and_its_end() -> None:
     assert lines[2:] == ["compiled"]
 
 
+def test_a_pipe_is_told_of_a_wait_again_and_again() -> None:
+    again = WAITING.replace("seen = Seen()", "module._AGAIN_SECONDS = 0.0\nseen = Seen()").replace("else 1)", "else 3)")
+    lines = subprocess.check_output([sys.executable, "-c", again], env=environment(), text=True).splitlines()
+    assert len([line for line in lines if re.fullmatch(r"compiling the training step … 0:\d\d", line)]) >= 3
+
+
 def test_a_pipe_is_told_nothing_of_a_short_wait() -> None:
     stream = io.StringIO()
     with make_console(total_steps=1, stream=stream).waiting("compiling"):

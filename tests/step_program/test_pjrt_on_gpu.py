@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def flags(model_dir: Path, steps: int, *bindings: str, recipe: str = SMALL_DIGIT
 
 
 def events(model_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
+    path = model_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def assert_alike(ours: Path, theirs: Path) -> None:
@@ -48,6 +50,15 @@ def test_two_gpus_train_and_evaluate_as_tensorflow_does(run_launcher, tmp_path):
     assert "2 replicas" in done.stdout and "on GPU devices" in done.stdout
     assert run_launcher(*flags(theirs, 6), FLOAT32, "--replicas=2").returncode == 0
     assert_alike(ours, theirs)
+
+
+def test_a_step_that_does_not_fit_the_share_of_a_gpu_is_refused_before_it_is_run(run_launcher, tmp_path):
+    on = played.machine(1, PLAYED_GPU_BYTES=str(2**20))
+    size = ("train.global_batch_size = 1024", "mlp.units = 1024", "gpu.memory_share = 0.5", "gpu.tf32 = False")
+    done = run_launcher(*flags(tmp_path, 3, *size), FLOAT32, PJRT, "--deterministic", env=on)
+    assert done.returncode == 64 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"needs [\d.]+ MiB of each device's memory.*JAX has 1 MiB", done.stderr)
+    assert "gpu.memory_share = 0.5" in done.stdout and not events(tmp_path)
 
 
 @pytest.mark.nightly  # training and evaluation: above

@@ -7,20 +7,6 @@ kernels, cannot be played. `PLAYED_GPUS` is their number, `PLAYED_GPU_BYTES` the
 from __future__ import annotations
 
 import os
-import sys
-import types
-
-
-class _NoPlugin(types.ModuleType):
-    """In the place of a real one, whose libraries are not there."""
-
-    @staticmethod
-    def initialize() -> None:
-        pass
-
-
-for _real in ("xla_cuda12", "xla_cuda13"):
-    sys.modules[f"jax_plugins.{_real}"] = _NoPlugin(_real)
 
 
 def initialize() -> None:

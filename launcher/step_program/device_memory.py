@@ -1,0 +1,44 @@
+"""Whether a compiled step fits the memory that JAX has on a device, known before it is run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from launcher.errors import UsageError
+from launcher.reporting.units import bytes_text
+from launcher.run.plan import RunPlan
+from launcher.step_program.lowering import StepProgram
+
+
+def check(statistics: Any, program: StepProgram, plan: RunPlan, offered: int) -> None:
+    """Raises UsageError where a step needs more than the `offered` bytes, with about what would fit.
+
+    Args:
+      statistics: of `memory_analysis` of JAX's compiled function, or None.
+      offered: of each device; 0 where it is not known.
+    """
+    if statistics is None or not offered:
+        return
+    arguments = statistics.argument_size_in_bytes
+    kept = statistics.output_size_in_bytes - statistics.alias_size_in_bytes
+    needed = arguments + kept + statistics.temp_size_in_bytes
+    if needed <= offered:
+        return
+    batch = sum(
+        math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in program.arguments if one.kind == "batch"
+    )
+    state, size = arguments - batch, plan.per_replica_batch_size
+    # What grows with the rows of a microbatch, and with those of the whole batch.
+    rows = plan.microbatch_size * (offered - arguments) / (needed - arguments)
+    of_batch = int(size * (offered - state) / (needed - state)) // plan.microbatches * plan.num_parts
+    parts = next((count for count in range(2, size + 1) if size % count == 0 and size / count <= rows), 0)
+    fits = [f"train.microbatches = {parts}"] if parts else []
+    fits += [f"train.global_batch_size = {of_batch}"] if of_batch > 0 else []
+    advice = f"{' or '.join(fits)} may fit" if fits else "train.shard divides the state among more devices"
+    raise UsageError(
+        f"the step needs {bytes_text(needed)} of each device's memory, {bytes_text(state)} of it state, and JAX has "
+        f"{bytes_text(offered)} there: {advice}; --mode=preflight --engine=pjrt finds what does"
+    )
