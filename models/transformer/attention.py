@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from models.transformer.attention_form import Form
 from models.transformer.attention_kernel import KERNELS, attend_by_kernel, unfit
@@ -26,6 +27,7 @@ def attend(
     drop: Callable[[tf.Tensor], tf.Tensor] | None = None,
     keeps_axes: bool = False,
     unrounded: bool = False,
+    rounded: bool = False,
 ) -> tf.Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1) of all positions at once.
 
@@ -47,6 +49,8 @@ def attend(
         keeps_axes: Whether products leave the axes where they are, see `Form.keeps_axes`.
         unrounded: Whether 16-bit scores are not rounded before the softmax. A TPU multiplies such float32 products in
             one pass of 16 bits; elsewhere they cost what float32 costs.
+        rounded: Whether the softmax's gradient is made of the weights in the dtype of `value`, as the next product has
+            them, so that float32 ones are not kept beside them. Needs XLA.
 
     Returns:
         [batch, queries, heads, width] in the dtype of `value`.
@@ -59,10 +63,7 @@ def attend(
     if unrounded and grouped.dtype.size == 2:
         grouped, key = tf.cast(grouped, tf.float32), tf.cast(key, tf.float32)
     scores = tf.einsum("bqgsd,bkgd->bgsqk", grouped, key) if keeps_axes else _scores(grouped, key)
-    scores = tf.cast(scores, tf.float32)
-    if allowed is not None:
-        scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
-    weights = tf.cast(tf.nn.softmax(scores), value.dtype)
+    weights = (_softmax_kept_rounded if rounded else _softmax)(scores, allowed, value.dtype)
     if drop is not None:
         weights = drop(weights)
     outputs = tf.einsum("bgsqk,bkgd->bqgsd", weights, value) if keeps_axes else _weighted(weights, value)
@@ -74,6 +75,29 @@ def attend(
 
 
 _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
+
+
+def _softmax(scores: tf.Tensor, allowed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    scores = tf.cast(scores, tf.float32)
+    if allowed is not None:
+        scores = tf.where(allowed[:, None, None, :, :], scores, _FAR_BELOW)
+    return tf.cast(tf.nn.softmax(scores), dtype)
+
+
+def _softmax_kept_rounded(scores: tf.Tensor, allowed: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(scores: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        # XLA would see through the pair of casts and keep the float32 weights.
+        (weights,) = tfxla.optimization_barrier(_softmax(scores, allowed, dtype))
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            of_weights, kept = tf.cast(upstream, tf.float32), tf.cast(weights, tf.float32)
+            mean = tf.reduce_sum(of_weights * kept, axis=-1, keepdims=True)
+            return tf.cast((of_weights - mean) * kept, scores.dtype)
+
+        return weights, gradient
+
+    return run(scores)
 
 
 def _scores(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
@@ -172,9 +196,14 @@ class Attention(keras.layers.Layer):
         if blocks is None:
             drop = self.dropout.with_seed(seed)
             # A GPU would write the float32 scores to memory: more of it, and slower (a fifth and 9% of lm_gpu.gin).
-            unrounded = compiling and self.form.accelerator != "gpu"
+            on_gpu = self.form.accelerator == "gpu"
             attended = attend(
-                *parts, allowed=visible.allowed(), drop=drop, keeps_axes=self.form.keeps_axes(), unrounded=unrounded
+                *parts,
+                allowed=visible.allowed(),
+                drop=drop,
+                keeps_axes=self.form.keeps_axes(),
+                unrounded=compiling and not on_gpu,
+                rounded=compiling and on_gpu and query.dtype.size == 2,
             )
         else:
             attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)

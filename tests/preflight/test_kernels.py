@@ -11,6 +11,7 @@ from cases import repeated_but
 from launcher.preflight import advice, gpus, roofline, slices
 from launcher.preflight.compiled import hbm, hlo
 from launcher.step_program import jax_parts, pod_module
+from models.transformer.attention import attend
 from models.transformer.attention_kernel import attend_by_kernel
 from models.transformer.positions import Visibility
 
@@ -33,7 +34,10 @@ def lowered(accelerator):
     def of(heads):
         return tf.TensorSpec([1, LENGTH, heads, WIDTH], tf.bfloat16)
 
-    specs = of(HEADS), of(1), of(1), tf.TensorSpec([1, LENGTH], tf.int32), of(HEADS)
+    return as_of_a_step(step, [of(HEADS), of(1), of(1), tf.TensorSpec([1, LENGTH], tf.int32), of(HEADS)])
+
+
+def as_of_a_step(step, specs):
     with tf.device("/CPU:0"):
         serialized = tf.function(step, jit_compile=True, autograph=False).experimental_get_compiler_ir(*specs)
         program = serialized(stage="hlo_serialized")
@@ -89,3 +93,21 @@ def test_the_kernel_for_triton_is_counted(compiled):
     # Its backward pass computes scores and weights' gradients twice; of another kernel in it nothing is known.
     assert (costs.flops, costs.attention_kernels, costs.kernels) == (0.5 * 9 * PRODUCT, 2, 1)
     assert "kernels of their own" in told
+
+
+def test_plain_attention_on_gpus_holds_16_bit_weights_alone_for_its_gradient(compiled):
+    rows, length, heads = 64, 512, 12
+
+    def step(query, key, value, segments, upstream):
+        allowed = Visibility(query_segments=segments, key_segments=segments, causal=True).allowed()
+        with tf.GradientTape() as tape:
+            tape.watch([query, key, value])
+            outputs = attend(query, key, value, allowed=allowed, rounded=True)
+        return tape.gradient(outputs, [query, key, value], upstream)
+
+    query, key = (tf.TensorSpec([rows, length, of, 64], tf.bfloat16) for of in (heads, heads // 3))
+    text = as_of_a_step(step, [query, key, key, tf.TensorSpec([rows, length], tf.int32), query])
+    entry = hlo.parse(compiled(text, "h200:1").hlo).entry
+    scores = rows * heads * length**2
+    held = [each for one in entry.instructions.values() for each in one.shapes if each.elements == scores]
+    assert {each.dtype for each in held} == {"bf16"}
