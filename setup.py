@@ -31,6 +31,10 @@ GPU_PREFLIGHT = [
 ]
 # --engine=pjrt on TPU VMs, beside CPU: each JAX names the libtpu it works with, which is none of tensorflow-tpu's.
 JAX_TPU = ["jax[tpu]>=0.10.2; python_version >= '3.11'"]
+# --engine=pjrt on NVIDIA GPUs, beside CPU; `cuda` is TensorFlow's own.
+# A driver from 525 on has CUDA 12, one from 580 on CUDA 13, too.
+JAX_CUDA12 = ["jax[cuda12]>=0.10.2; python_version >= '3.11'"]
+JAX_CUDA13 = ["jax[cuda13]>=0.10.2; python_version >= '3.11'"]
 NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
@@ -108,6 +112,8 @@ setup(
             "google-api-python-client",  # what TensorFlow's TPUClusterResolver looks a node up with, by its name,
             "oauth2client",  # and signs in
         ],
+        "jax_cuda12": JAX_CUDA12,
+        "jax_cuda13": JAX_CUDA13,
         "jax_tpu": JAX_TPU,
         "demo": DEMO,
         "kubernetes": KUBERNETES,

@@ -12,8 +12,9 @@ from launcher.machine import accelerators, installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOAT16_CAPABILITY
 from launcher.machine.nvidia import DRIVER_SECONDS, VARIABLE, NvidiaGpu, ask, ask_all, choose
 
-_FAULTS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure")
-_NO_FAULT = re.compile(r"0|No|\[?N/A\]?|\[Not Supported\]", re.IGNORECASE)
+_SLOWED = "clocks_throttle_reasons.hw_slowdown"  # by heat, or by what the power supply says
+_FAULTS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure", _SLOWED)
+_NO_FAULT = re.compile(r"0|No|Not Active|\[?N/A\]?|\[Not Supported\]", re.IGNORECASE)
 _OFF_THE_BUS = re.compile(r"\): 79\b")  # which only a restart of the machine mends
 _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
@@ -64,7 +65,8 @@ def faults(context: Context) -> Iterator[Finding]:
             counted = zip(_FAULTS, values, strict=False)
             if wrong := [f"{name} {value}" for name, value in counted if not _NO_FAULT.fullmatch(value)]:
                 yield fail(
-                    f"GPU {number}: {', '.join(wrong)}", "reset it (nvidia-smi -r); if it comes back, replace it"
+                    f"GPU {number}: {', '.join(wrong)}",
+                    "look at its cooling, reset it (nvidia-smi -r); if it comes back, replace it",
                 )
     if program := shutil.which("dmesg", path=path):
         log = subprocess.run([program], capture_output=True, text=True, errors="replace", check=False).stdout

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from launcher.doctor import child, nvidia
-from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
+from launcher.doctor.check import TENSORFLOW_SECONDS, Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED
 from launcher.machine import installation
 
@@ -63,13 +63,32 @@ def devices(context: Context) -> Iterator[Finding]:
 def gpus(context: Context) -> Iterator[Finding]:
     answer = context.says("gpus") if context.says("devices").values.get("gpus") else None
     if answer is None:
-        raise Skip("no GPU")
+        yield from _of_jax(context)
+        return
     if answer.problem:
         yield fail(answer.problem, "end other programs on the GPUs (see nvidia-smi), or set CUDA_VISIBLE_DEVICES")
         return
     growth = "memory is taken as it is needed" if all(answer.values["memory_growth"]) else "all memory is taken at once"
     tf32 = "TF32 on" if answer.values["tf32"] else "TF32 off"
     yield ok(f"each multiplies rightly; {growth} (gpu.memory_growth), {tf32} (gpu.tf32)")
+
+
+def _of_jax(context: Context) -> Iterator[Finding]:
+    """Of the GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
+    if not nvidia.count(context):
+        raise Skip("no GPU")
+    outcome = child.run("jax_child", {}, environ=context.environ, timeout_seconds=TENSORFLOW_SECONDS)
+    answer = outcome.answers.get("gpus")
+    if answer is None or answer.error:
+        yield fail(answer.error if answer else f"the process that starts JAX {outcome.how}", "see nvidia-smi")
+    elif answer.refused:
+        yield warn(answer.refused, f"for --engine=pjrt: {installation.command('jax_cuda12')}")
+    else:
+        values = answer.values
+        seen = (
+            f"--engine=pjrt: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each"
+        )
+        yield ok(f"{seen} (gpu.memory_share); each multiplies rightly, and an all-reduce adds up")
 
 
 @check("--gin_file loads")

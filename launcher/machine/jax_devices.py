@@ -136,7 +136,7 @@ def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> 
       PeerError: a peer did not come.
       PortTakenError: another process listens on this worker's port.
     """
-    extra = "jax_tpu" if wanted.accelerator == "tpu" else "preflight"
+    extra = {"tpu": "jax_tpu", "gpu": "jax_cuda12"}.get(wanted.accelerator, "preflight")
     check_jax(extra)
     with without_early_log():
         return _started(wanted, cluster, compile_cache, extra)

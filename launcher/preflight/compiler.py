@@ -26,9 +26,10 @@ from launcher.preflight.compiled import Compilation
 from launcher.preflight.targets import Target
 
 # The oldest that were tried; what is private in them is in `compile_child`.
-MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51", "jax-cuda12-pjrt": "0.10.2"}
+MINIMUM = {"jax": "0.10.2", "libtpu": "0.0.51", "jax-cuda12-pjrt": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
 # Beside jax and jaxlib, the package that has the compiler for an accelerator, and the extra that brings it.
 _COMPILERS = {"tpu": ("libtpu", "preflight"), "gpu": ("jax-cuda12-pjrt", "gpu_preflight")}
+_OF_CUDA_13 = "jax-cuda13-pjrt"  # which compiles as well
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _WORKING = ".compiling-"
@@ -67,7 +68,9 @@ def require_versions(accelerator: str = "tpu") -> dict[str, str]:
       UsageError: one is missing, older than what was tried, or does not go with the others.
     """
     found = {}
-    compiler, _ = _COMPILERS[accelerator]
+    compiler = _COMPILERS[accelerator][0]
+    if accelerator == "gpu" and any(importlib.metadata.distributions(name=_OF_CUDA_13)):
+        compiler = _OF_CUDA_13
     for name in ("jax", "jaxlib", compiler):
         try:
             found[name] = importlib.metadata.version(name)

@@ -253,7 +253,9 @@ class _Run:
             actions.append(ReplaySteps(built.trainer, plan, is_engine=built.engine is not None))
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
-            actions.append(ProfileSteps(order.profiled, folder, self._reporter.note))
+            actions.append(
+                ProfileSteps(order.profiled, folder, self._reporter.note, is_engine=built.engine is not None)
+            )
         if order.compile_cache is not None:
             actions.append(base.SealCompileCache(order.compile_cache))
         cluster = plan.cluster

@@ -207,6 +207,8 @@ def test_the_driver_and_the_memory_that_others_hold(nvidia_smi):
         ("0, [N/A], [N/A], [N/A]", [], ""),
         ("0, 3, No, No", ["fail"], "GPU 0: ecc.errors.uncorrected.volatile.total 3"),
         ("0, 0, Yes, No", ["fail"], "remapped_rows.pending Yes"),
+        ("0, 0, No, No, Not Active", [], ""),
+        ("0, 0, No, No, Active", ["fail"], "hw_slowdown Active"),
         ("0, [GPU requires reset], No, No", ["fail"], "requires reset"),
     ],
 )

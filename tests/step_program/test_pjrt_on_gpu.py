@@ -84,3 +84,12 @@ def test_a_gpu_answers_decodes_and_verifies_and_is_not_shared(run_launcher, run_
 def test_another_accelerator_is_refused_in_one_message(run_launcher, tmp_path):
     done = run_launcher(*flags(tmp_path / "run", 3), PJRT, env={"JAX_PLATFORMS": "rocm"})
     assert done.returncode == 64 and "JAX_PLATFORMS=rocm" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.nightly  # of the kernels: tests/run/test_profile_of_jax.py
+def test_the_doctor_examines_the_gpus_through_jax_and_a_trace_is_written(run_launcher, tmp_path):
+    done = run_launcher("--mode=doctor", "--doctor_checks=gpus", env=played.machine(2))
+    assert done.returncode == 0 and "2 x cpu, 16.0 GiB offered" in done.stdout, done.stdout
+    done = run_launcher(*flags(tmp_path, 4), PJRT, "--profile_steps=2:3", env=played.machine(1))
+    assert done.returncode == 0 and "a trace of steps 2 to 3" in done.stdout, done.stdout + done.stderr
+    assert [*tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import gzip
+import json
+import os
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -34,15 +39,36 @@ class ProfiledSteps(NamedTuple):
         return cls(first, last)
 
 
+def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
+    """The ten kernels of JAX's newest trace that take most of a GPU: name, how often in all, ms a step."""
+    newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime, default=None)
+    events = json.loads(gzip.decompress(newest.read_bytes()))["traceEvents"] if newest else []
+    names = {
+        (one["pid"], one.get("tid")): one["args"]["name"]
+        for one in events
+        if one.get("ph") == "M" and "name" in one.get("args", {})
+    }
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    for one in events:
+        # Beside a GPU's streams stand others that say the same by module and by operation.
+        if one.get("ph") == "X" and "Stream" in names.get((one["pid"], one["tid"]), ""):
+            found[one["name"]].append(one["dur"])
+    ranked = sorted(found.items(), key=lambda item: -sum(item[1]))[:10]
+    return [(name, len(times), sum(times) / 1e3 / num_steps) for name, times in ranked]
+
+
 class ProfileSteps(Action):
-    """Traces some steps with TensorFlow's profiler into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
+    """Traces some steps into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
+
+    The profiler is TensorFlow's, or JAX's where its engine runs the steps.
 
     All workers' loops of steps end before and after them. A run that goes on from a step within them traces the rest.
     `folder` is None where this worker makes no trace.
     """
 
-    def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None]):
+    def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None], *, is_engine: bool):
         self._steps, self._folder, self._note = steps, folder, note
+        self._is_engine, self._kernels = is_engine, list[tuple[str, int, float]]()
         self._is_due = self._is_open = False
 
     def steps_until_due(self, step: int) -> int | None:
@@ -53,9 +79,14 @@ class ProfileSteps(Action):
         if self._folder is None or not self._is_due or self._is_open:
             return
         try:
-            tf.profiler.experimental.start(self._folder)
+            if self._is_engine:
+                import jax  # which need not be there
+
+                jax.profiler.start_trace(self._folder)
+            else:
+                tf.profiler.experimental.start(self._folder)
             self._is_open = True
-        except (tf.errors.OpError, OSError) as error:  # another profiler runs in this process
+        except (tf.errors.OpError, OSError, RuntimeError) as error:  # another profiler runs in this process
             self._give_up(error)
 
     def after_steps(self, step: int, phase: Phase) -> None:
@@ -67,12 +98,21 @@ class ProfileSteps(Action):
             return
         self._is_open = False
         try:
-            tf.profiler.experimental.stop()
-        except (tf.errors.OpError, OSError) as error:
+            first, last = self._steps
+            if self._is_engine:
+                import jax
+
+                jax.profiler.stop_trace()
+                self._kernels = kernels(Path(str(self._folder)), last - first + 1)
+            else:
+                tf.profiler.experimental.stop()
+        except (tf.errors.OpError, OSError, RuntimeError) as error:
             self._give_up(error)
         else:
-            first, last = self._steps
             self._note(f"a trace of steps {first} to {last} is in {self._folder}: see TensorBoard")
+
+    def summary(self) -> dict[str, Any]:
+        return {"kernels": self._kernels} if self._kernels else {}
 
     def _give_up(self, error: Exception) -> None:
         self._folder = None
