@@ -13,7 +13,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.run import session
 from launcher.run.session import Session
-from launcher.step import gradients
+from launcher.step import gradients, summation
 from launcher.step.layers import owners
 from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
@@ -79,7 +79,7 @@ class Probe:
         self._real_taps, self._shadow_taps = GradientTaps(self.model), GradientTaps(self.shadow)
         self._real = built.trainer.step_of(self.model, self._real_taps.watch)
         self._shadow = built.trainer.step_of(self.shadow, self._shadow_taps.watch)
-        self._run = tf.function(self._run_in_graph, autograph=False)
+        self._run = summation.in_order(self._run_in_graph, built.strategy)
 
     @property
     def weights(self) -> list[Tensor]:

@@ -1,10 +1,13 @@
-"""Sums in one order, whatever else the machine does.
+"""Sums in one order, whatever else the machine does, and of 16-bit floats in float32.
 
 `AddN` writes into whichever of its inputs nobody else reads any more, and begins with that one. Where other operations
 read them, too, time decides which one that is, and with three tensors and more the last bit of the sum. TensorFlow adds
 up by `AddN` the gradients of what is used several times, and the parts of several devices; Grappler makes one of every
 tree of additions. Here each becomes sums of two, which have one order. `Snapshot` keeps Grappler from joining them: it
 is no addition, and copies nothing where nobody else reads its input.
+
+CPU kernels add many 16-bit floats up in 16 bits, as GPUs, TPUs and XLA do not: `BiasAddGrad` stops at 256 in bfloat16,
+whatever else there is to add. Here their operands are cast to float32, and what comes out is cast back.
 """
 
 import contextlib
@@ -20,6 +23,9 @@ import tensorflow as tf
 # so. Noticed by tests/step/test_summation.py. Then: find an operation that Grappler does not see through; until then
 # runs may differ in the last bit.
 _NODE = re.compile(r"(?P<begin>Detected at node (?P<name>\S+) defined at .*\n)<stack traces unavailable>\n?")
+# Leans on TensorFlow: CPU kernels add up in the dtype of this input; Snapshot can stand in for them, as its output has
+# their name. Noticed by tests/step/test_summation.py. Then: leave out what adds up in float32.
+_NARROW = {"ScatterNd": 1, **dict.fromkeys(["BiasAddGrad", "Mean", "SegmentSum", "Sum", "UnsortedSegmentSum"], 0)}
 # Grappler puts the function in the place of these.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -30,12 +36,13 @@ def in_order(function: Callable[..., Any], strategy: tf.distribute.Strategy) -> 
     The function takes and returns tensors, or what is made of them; its results depend on all that it does.
     """
     on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    return tf.function(function, autograph=False) if on_tpu else _InOrder(function)
+    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
+    return tf.function(function, autograph=False) if on_tpu else _InOrder(function, on_cpu)
 
 
 class _InOrder:
-    def __init__(self, function: Callable[..., Any]):
-        self._function = function
+    def __init__(self, function: Callable[..., Any], on_cpu: bool):
+        self._function, self._on_cpu = function, on_cpu
         self._written = tf.function(self._call_written, autograph=False)
         self._ordered = tf.function(self._call, autograph=False)
         # Of the function as it was written, and of the bodies of its loops, branches and calls.
@@ -73,7 +80,7 @@ class _InOrder:
     def _call(self, *args: Any) -> Any:
         self._traced = traced = self._written.get_concrete_function(*args)
         graph = traced.graph.as_graph_def()
-        if not _rewrite(graph):
+        if not _rewrite(graph, self._on_cpu):
             return traced(*args)
 
         def imported(*given: tf.Tensor) -> list[tf.Tensor]:
@@ -88,16 +95,17 @@ class _InOrder:
         return tf.nest.pack_sequence_as(traced.structured_outputs, ordered(*given), expand_composites=True)
 
 
-def _rewrite(graph: Any) -> bool:
+def _rewrite(graph: Any, on_cpu: bool) -> bool:
     """Changes the sums of a graph and of its library, whose functions get new names; False where none had to be."""
     library = {function.signature.name: function for function in graph.library.function}
     bodies = [graph.node, *(function.node_def for function in library.values())]
     called = {one.name for nodes in bodies for node in nodes if node.op in _CALLS for one in _functions(node)}
-    changed = _Sums(graph.node, {}, in_function=False).rewrite()
+    changed = _Sums(graph.node, {}, in_function=False).rewrite(on_cpu)
     for name, function in library.items():
         # XLA has an order of its own.
         if not ("_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b):
-            changed |= _Sums(function.node_def, function.ret if name in called else {}, in_function=True).rewrite()
+            returns = function.ret if name in called else {}
+            changed |= _Sums(function.node_def, returns, in_function=True).rewrite(on_cpu)
         function.signature.name += "_in_order"
     for one in [one for nodes in bodies for node in nodes for one in _functions(node) if one.name in library]:
         one.name += "_in_order"
@@ -119,8 +127,12 @@ class _Sums:
         self._readers = Counter(map(_producer, [*returns.values(), *(name for node in nodes for name in _data(node))]))
         self._changed = False
 
-    def rewrite(self) -> bool:
-        """Returns whether there was anything to change."""
+    def rewrite(self, widens: bool) -> bool:
+        """Returns whether there was anything to change; where it `widens`, sums of 16-bit floats are float32's."""
+        for node in [
+            one for one in self._nodes if widens and one.op in _NARROW and _dtype(one) in (tf.float16, tf.bfloat16)
+        ]:
+            self._widen(node)
         for node in [one for one in self._nodes if one.op == "AddN" and _adds(one) and len(_data(one)) > 2]:
             total, *others, last = _data(node)
             for other in others:
@@ -142,11 +154,26 @@ class _Sums:
         alone = node is not None and _adds(node) and self._readers[node.name] == 1
         return self._new("Snapshot", "output", [name], node) if alone else name
 
-    def _new(self, op: str, output: str, inputs: Iterable[str], like: Any) -> str:
-        """The output of a new operation with the dtype and the device of another one."""
+    def _widen(self, node: Any) -> None:
+        """Has a sum of 16-bit floats computed in float32; the node's name stays that of what it gives."""
+        place, narrow, float32 = _NARROW[node.op], node.attr["T"].type, tf.float32.as_datatype_enum
+        wide = self._nodes.add()
+        wide.CopyFrom(node)
+        wide.name += "/in_float32"
+        wide.attr["T"].type = float32
+        wide.input[place] = self._new("Cast", "y", [node.input[place]], node, SrcT=narrow, DstT=float32)
+        found = f"{wide.name}:output:0" if self._in_function else wide.name
+        node.input[:] = [self._new("Cast", "y", [found], node, SrcT=float32, DstT=narrow)]
+        node.op = "Snapshot"
+        node.attr.clear()
+        node.attr["T"].type = narrow
+
+    def _new(self, op: str, output: str, inputs: Iterable[str], like: Any, **dtypes: int) -> str:
+        """The output of a new operation with the device of another one, and its dtype but where others are given."""
         name = f"{like.name}/{op}_{len(self._nodes)}"
         self._by_name[name] = self._nodes.add(op=op, name=name, device=like.device, input=inputs)
-        self._by_name[name].attr["T"].CopyFrom(like.attr["T"])
+        for attribute, dtype in (dtypes or {"T": like.attr["T"].type}).items():
+            self._by_name[name].attr[attribute].type = dtype
         self._readers[name], self._changed = 1, True
         return f"{name}:{output}:0" if self._in_function else name
 
@@ -157,8 +184,12 @@ def _functions(node: Any) -> Iterator[Any]:
 
 
 def _adds(node: Any) -> bool:
-    dtype = tf.as_dtype(node.attr["T"].type) if node.op in ("Add", "AddV2", "AddN") else tf.int32
+    dtype = _dtype(node) if node.op in ("Add", "AddV2", "AddN") else tf.int32
     return dtype.is_floating or dtype.is_complex
+
+
+def _dtype(node: Any) -> tf.DType:
+    return tf.as_dtype(node.attr["T"].type)
 
 
 def _data(node: Any) -> list[str]:

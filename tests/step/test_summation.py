@@ -43,6 +43,7 @@ def sums_of_many(run: Callable[[], object]) -> list[str]:
     return [node.name for node in many if tf.as_dtype(node.attr["T"].type).is_floating]
 
 
+ONE_CPU = tf.distribute.OneDeviceStrategy("CPU:0")
 # Rounded otherwise in any other order than the first to the last.
 PARTS = np.float32([[1, 2], [1e8, 3e8], [-1e8, -3e8], [3, 5], [1e-3, 4e-3], [7, 11], [1e7, 1e7], [-1e7, -1e7], [1, 9]])
 
@@ -92,13 +93,48 @@ def test_many_tensors_are_added_up_from_the_first_to_the_last(function):
     expected = PARTS[0]
     for part in PARTS[1:]:
         expected = expected + part
-    plain, ordered = tf.function(function), in_order(function, tf.distribute.get_strategy())
+    plain, ordered = tf.function(function), in_order(function, ONE_CPU)
     given = tf.constant(PARTS)
     assert sums_of_many(lambda: plain(given)), "TensorFlow has this defect no more: is the rewriting still needed?"
     assert sums_of_many(lambda: ordered(given)) == []
     total, squares = ordered(given)
     np.testing.assert_array_equal(total, expected)
     np.testing.assert_array_equal(squares, np.square(PARTS))
+
+
+NARROW = {
+    "a bias": lambda x: tf.raw_ops.BiasAddGrad(out_backprop=x),
+    "a sum": lambda x: tf.reduce_sum(tf.reshape(x, [64, 128, 4]), [0, 1]),
+    "a mean": lambda x: tf.reduce_mean(tf.reshape(x, [64, 128, 4]), [0, 1]),
+    "segments": lambda x: tf.math.segment_sum(x, tf.range(8192) // 4096),
+    "segments in any order": lambda x: tf.math.unsorted_segment_sum(x, tf.range(8192) % 2, 2),
+    "scattered": lambda x: tf.scatter_nd(tf.range(8192)[:, None] % 2, x, [2, 4]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_cpu_adds_sixteen_bit_floats_up_in_float32(dtype):
+    rows = tf.cast(np.random.default_rng(0).random((8192, 4), np.float32) / 64, dtype)
+
+    def all_sums(x: tf.Tensor) -> list[tf.Tensor]:
+        _, *looped = tf.while_loop(
+            lambda index, *_: index < 1,
+            lambda index, *_: (index + 1, *(one(x) for one in NARROW.values())),
+            (tf.constant(0), *(one(tf.zeros_like(x)) for one in NARROW.values())),
+        )
+        return [*(one(x) for one in NARROW.values()), *looped]
+
+    def worst(found, wanted):
+        return max(
+            float(tf.reduce_max(tf.abs(tf.cast(one, tf.float32) / other - 1)))
+            for one, other in zip(found, wanted, strict=True)
+        )
+
+    wanted = [one(tf.cast(rows, tf.float32)) for one in NARROW.values()]
+    found = in_order(all_sums, ONE_CPU)(rows)
+    assert [one.dtype for one in found] == [dtype] * 2 * len(NARROW)
+    assert worst(found, wanted * 2) < 2**-8
+    assert worst(tf.function(all_sums)(rows), wanted * 2) > 0.5, "TensorFlow has this defect no more"
 
 
 # ------------------------------------------------------------------------------------------------------------- the step
