@@ -13,6 +13,7 @@ from launcher.errors import notebook
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import layer_settings
 from launcher.run.plan import RunPlan
+from launcher.run.session import with_loss_scale
 from launcher.step import freezing, layer_policies, reduce_error
 from launcher.step.moving_statistics import is_moving
 
@@ -34,7 +35,7 @@ def describe(
       notes: what `session.build_model` had to say.
     """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    lines = resolved.describe()
+    lines = with_loss_scale(resolved, model).describe()
     lines["parameters"] = f"{sum(sizes):,} trained of {model.count_params():,} in {model.name}"
     if overrides := layer_policies.describe(model, resolved.recipe.precision_overrides):
         lines["layer policies"] = overrides

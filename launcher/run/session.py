@@ -65,10 +65,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         if recipe.task.step_assigns is not None:
             own_step_limits.check(plan)
         optimizer = build_optimizer(plan)
-    if recipe.loss_scale == "auto" and isinstance(
-        getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer
-    ):  # compiled in float16 whatever the policy of the run is
-        plan = dataclasses.replace(plan, loss_scale=precision.resolve_loss_scale("auto", "mixed_float16"))
+    plan = with_loss_scale(plan, model)
     assigns = forward_assigns(plan, model)
     plan = shares.finer(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
@@ -94,6 +91,18 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     return Session(
         plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, engine=engine, notes=(*notes,)
     )
+
+
+def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
+    """The plan with the loss scale that "auto" is for a built model: one layer in float16 is enough, or an optimizer
+    that was compiled with one, whatever the policy of the run is.
+    """
+    if plan.recipe.loss_scale != "auto":
+        return plan
+    found = precision.of_optimizer(getattr(model, "optimizer", None))
+    if found is None and any(one.layer.compute_dtype == "float16" for one in layer_policies.computing(model)):
+        found = precision.resolve_loss_scale("auto", "mixed_float16")
+    return dataclasses.replace(plan, loss_scale=found or plan.loss_scale)
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:

@@ -19,6 +19,7 @@ from launcher.reporting.units import first
 from launcher.step import layers
 from launcher.step.layers import Placed, walk
 from launcher.step.precision import POLICIES
+from launcher.tasks.keras_private import is_from_config
 
 BINDING = "train.precision_overrides"
 # Leans on TensorFlow: operations name a mismatch of dtypes in these words. Noticed by
@@ -58,12 +59,11 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
 def follow_run(model: keras.Model, policy: str) -> str | None:
     """Gives the run's policy to the layers that a saved model brought in the policy it was saved with.
 
-    A layer that is loaded has the policy that stands in its file, and nothing in it tells that from one that the task's
-    code gave it. So a functional or sequential model, at any depth, counts as saved when no layer with weights in it,
-    but for those that make the outputs, has the run's policy: of a model that code made under the run's policy, some
-    layer has. Of its layers, those in the policy that is most common there follow the run. Two kinds do not: layers
-    with another policy than most, such as a softmax saved in float32 among layers in 16 bits, and layers in float32
-    that make the outputs of `model`, where a loss needs the digits.
+    What the task's code gave a policy keeps it. A functional or sequential model, at any depth, counts as saved when
+    its layers were made from a file or a config, and no layer with weights in it, but for those that make the outputs,
+    has the run's policy. Of its layers, those in the policy that is most common there follow the run. Two kinds do not:
+    layers with another policy than most, such as a softmax saved in float32 among layers in 16 bits, and layers in
+    float32 that make the outputs of `model`, where a loss needs the digits.
 
     Args:
       model: as the task made it, before overrides.
@@ -75,10 +75,10 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
     outputs = {id(layer) for layer in _making_outputs(model)}
     changed: dict[str, list[Placed]] = {}
     for saved in walk(model):
-        if not isinstance(saved.layer, keras.Sequential) and not hasattr(saved.layer, "output_names"):
+        is_graph = isinstance(saved.layer, keras.Sequential) or hasattr(saved.layer, "output_names")
+        if not is_graph or not is_from_config(saved.layer):
             continue
-        # A model has the run's policy whatever its file says, and computes nothing itself.
-        inside = [found for found in _layers(saved.layer) if not isinstance(found.layer, keras.Model)]
+        inside = computing(saved.layer)
         judged = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
         if not judged or policy in judged:
             continue
@@ -142,7 +142,12 @@ def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[P
     return layers.named(BINDING, overrides, _layers(model), what=f"layer of {model.name}", value="policies")
 
 
-def _layers(model: keras.Model) -> list[Placed]:
+def computing(model: keras.layers.Layer) -> list[Placed]:
+    """The same but for models, which have the run's policy whatever their file says, and compute nothing themselves."""
+    return [found for found in _layers(model) if not isinstance(found.layer, keras.Model)]
+
+
+def _layers(model: keras.layers.Layer) -> list[Placed]:
     """The layers that compute in floating point."""
     return [
         found

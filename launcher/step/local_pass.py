@@ -20,7 +20,7 @@ from launcher.step import gradients
 from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.step_config import StepConfig
-from launcher.tasks import loss_chunks
+from launcher.tasks import dropout, loss_chunks
 from launcher.tasks.base import Task, loss_sums
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
@@ -167,6 +167,7 @@ class LocalPass:
             return None
         return tf.distribute.get_replica_context().replica_id_in_sync_group * each + microbatch >= parts
 
+    @dropout.exact()
     def _differentiate(
         self, batch: Batch, scale: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import gin
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -153,6 +154,17 @@ def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
     if hasattr(requested, "initial") and hasattr(requested, "update"):
         return requested
     raise UsageError(f"train.loss_scale = {requested!r}: use 'auto', 'none', @DynamicLossScale() or @FixedLossScale()")
+
+
+def of_optimizer(optimizer: Any) -> LossScale | None:
+    """The dynamic loss scale that a Keras optimizer was given, but for what Keras gives all of them; None for none."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return None
+    start, steps = optimizer.initial_scale, optimizer.dynamic_growth_steps
+    given: dict[str, Any] = {} if steps == DynamicLossScale.growth_interval else {"growth_interval": steps}
+    if start != DynamicLossScale.initial_scale:
+        given |= {"initial_scale": start, "min_scale": min(start, 1.0), "max_scale": max(start, 2.0**24)}
+    return DynamicLossScale(**given)
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:

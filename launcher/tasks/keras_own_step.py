@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.reporting.units import first
-from launcher.tasks import keras_metrics, keras_tracing
+from launcher.tasks import dropout, keras_metrics, keras_tracing
 from launcher.tasks.keras_private import is_along_batch
 from launcher.tasks.keras_tracing import Tracing
 
@@ -91,6 +91,7 @@ class OwnSteps:
             self.assigned = [variable for variable in own if id(variable) not in counted]
         return found
 
+    @dropout.exact()
     def run(self, data: Any, tracing: Tracing, training: bool) -> Sums:
         """Traces a step on a replica's real examples."""
         for variable, value in zip(self._states, self._initial, strict=True):

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from launcher.errors import TrainingError
 
-# Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, variables `_value` and
-# `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their indices and
-# `_distribution_strategy`, trainers the two functions, numbers without a seed the other one. Noticed by
-# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/modes/test_fit.py,
-# tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a TrainingError or an
-# AttributeError names what is gone.
+# Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
+# variables `_value` and `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their
+# indices and `_distribution_strategy`, trainers the two functions, numbers without a seed the other one. Noticed by
+# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py,
+# tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a
+# TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
@@ -90,6 +90,15 @@ def _unknown(name: str, what: str) -> TrainingError:
 def is_along_batch(metric: keras.metrics.Metric) -> bool:
     """Whether a metric that wraps a function was told to take it along the rows of a batch."""
     return 0 in keras.tree.flatten(getattr(metric, "_fn_kwargs", {}).get("axis"))
+
+
+def is_from_config(model: keras.Model) -> bool:
+    """Whether a model's layers were made from a file or a config, which names what code leaves to Keras: `trainable`
+    and a dtype. Layers that do not tell, such as wrappers of others, and models inside are not asked.
+    """
+    asked = [one for one in model.layers if not isinstance(one, (keras.layers.InputLayer, keras.Model))]
+    given = [one.config for one in (getattr(layer, "_auto_config", None) for layer in asked) if one is not None]
+    return bool(given) and all("trainable" in one and one.get("dtype") for one in given)
 
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:

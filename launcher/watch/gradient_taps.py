@@ -18,14 +18,10 @@ import tensorflow as tf
 from launcher.step.layers import walk
 from launcher.step.state import unique_name
 from launcher.watch.float16_losses import NUM_BINS, count_exponents
-from models.transformer.layers import Dropout
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
 _CALLS = 4
 TOKEN_SIZE = NUM_BINS + _CALLS
-
-# These draw other numbers in 16 bits than in float32.
-_RANDOM = (keras.layers.AlphaDropout, keras.layers.Dropout, keras.layers.GaussianDropout, keras.layers.GaussianNoise)
 
 
 class Output(NamedTuple):
@@ -98,29 +94,19 @@ class GradientTaps:
         _override(self._model, "call", recorded, stack)
 
     def _on(self, index: int, layer: keras.layers.Layer, stack: contextlib.ExitStack) -> None:
-        call, dtype = layer.call, layer.compute_dtype
-        draws = isinstance(layer, _RANDOM)
+        call = layer.call
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
-            outputs = call(*args, **kwargs)
-            return keras.tree.map_structure(lambda value: self._tap(index, value, dtype if draws else None), outputs)
+            return keras.tree.map_structure(lambda value: self._tap(index, value), call(*args, **kwargs))
 
         _override(layer, "call", tapped, stack)
-        if draws:  # the same masks under every policy
-            stack.callback(setattr, layer, "dtype_policy", layer.dtype_policy)
-            layer.dtype_policy = "float32"
-        if isinstance(layer, Dropout):
-            with_seed = layer.with_seed
-            _override(layer, "with_seed", lambda seed: _in_float32(with_seed(seed)), stack)
 
-    def _tap(self, index: int, value: Any, dtype: str | None) -> Any:
+    def _tap(self, index: int, value: Any) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)
         if present is not None:
             present.past_weights |= bool(self.layers[index].trainable_variables)
         if not tf.is_tensor(value) or not value.dtype.is_floating:
             return value
-        if dtype is not None:
-            value = tf.cast(value, dtype)
         if present is None:
             return value
         present.outputs[index].append(_described(value))
@@ -145,10 +131,6 @@ def _override(owner: Any, method: str, other: Callable[..., Any], stack: context
     """Gives an object a method in the place of its class's, until the stack ends."""
     setattr(owner, method, other)
     stack.callback(delattr, owner, method)
-
-
-def _in_float32(drop: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda value: tf.cast(drop(tf.cast(value, tf.float32)), value.dtype)
 
 
 def _described(value: tf.Tensor) -> Output:

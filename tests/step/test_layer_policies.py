@@ -288,6 +288,24 @@ def test_layers_that_code_gave_a_policy_keep_it_beside_a_saved_base(saved):
     assert "3 layers" not in made.notes[0] and "2 layers" in made.notes[0]
 
 
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_layers_whose_policy_code_chose_keep_it_and_float16_has_a_loss_scale(dtype):
+    def make():
+        inner = keras.layers.LSTM(2, name="lstm", dtype=dtype)
+        layers = [keras.layers.Bidirectional(inner, name="both", dtype=dtype), keras.layers.Dense(3, dtype=dtype)]
+        return keras.Sequential(
+            [keras.Input((3,)), keras.layers.Reshape((3, 1)), *layers, keras.layers.Dense(1, dtype="float32")]
+        )
+
+    made = build(loaded_task(make), precision="float32")
+    assert [one.dtype_policy.name for one in made.model.layers] == ["float32", dtype, dtype, "float32"]
+    expected = DynamicLossScale() if dtype == "mixed_float16" else FixedLossScale(scale=1.0)
+    assert made.plan.loss_scale == expected
+    assert describe(made.plan, made.model, [])["loss scale"] == (
+        "none" if expected.initial().scale == 1 else str(expected)
+    )
+
+
 def test_an_override_says_the_last_word_on_a_loaded_layer(saved):
     file = saved("float32")
     task = loaded_task(lambda: keras.saving.load_model(file))

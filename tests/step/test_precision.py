@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import random
 
+import keras
 import pytest
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.step.precision import DynamicLossScale, FixedLossScale, resolve_loss_scale, resolve_reduce_dtype
+from launcher.step.precision import (
+    DynamicLossScale,
+    FixedLossScale,
+    of_optimizer,
+    resolve_loss_scale,
+    resolve_reduce_dtype,
+)
 
 
 def scales_of(loss_scale, pattern):
@@ -99,6 +106,19 @@ def test_auto_scales_float16_only():
     assert isinstance(resolve_loss_scale("auto", "mixed_float16"), DynamicLossScale)
     for policy in ("float32", "mixed_bfloat16"):
         assert resolve_loss_scale("auto", policy) == FixedLossScale(scale=1.0)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"initial_scale": 8.0}, {"initial_scale": 0.25, "dynamic_growth_steps": 2}])
+def test_the_scale_of_a_keras_optimizer_moves_as_kerass_own(arguments):
+    weight = keras.Variable(1.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), **arguments)
+    optimizer.build([weight])
+    expected, pattern = [], [True, True, True, False, True, True]
+    for finite in pattern:
+        optimizer.apply([tf.constant(1.0 if finite else float("inf"))], [weight])
+        expected.append(float(optimizer.dynamic_scale.numpy()))
+    assert scales_of(of_optimizer(optimizer), pattern)[0] == expected
+    assert of_optimizer(optimizer.inner_optimizer) is None
 
 
 def test_auto_wire_is_float16_under_mixed_float16_only():
