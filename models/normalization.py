@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -49,12 +50,17 @@ class BatchNormalization(keras.layers.Layer):
             the replicas' `moving_mean` must be equal, as they are after any number of synchronised updates.
         name, dtype: As of any layer.
 
+    Attributes:
+        compiling: Tells while a model is called whether XLA compiles that; whoever trains the model may set it.
+
     Inputs are floating point tensors [batch, ..., channels] of rank 2 or more.
 
     Raises:
         ValueError: An argument out of range, `synchronized` together with `group_size`, or, in training, a batch that
             is no multiple of `group_size`.
     """
+
+    compiling: Callable[[], bool] = bool
 
     def __init__(
         self,
@@ -164,9 +170,16 @@ class BatchNormalization(keras.layers.Layer):
         """What `_normalize_groups` does, in operations whose number does not grow with that of the groups."""
         shape = tf.concat([[num_groups, self.group_size], tf.shape(images)[1:]], 0)
         groups = tf.cast(tf.reshape(images, shape), tf.float32)
-        mean = tf.reduce_mean(groups, [1, 2, 3], keepdims=True)
-        # The variance does not move with the mean it is taken around, so its gradient need not go through it.
-        variance = tf.reduce_mean(tf.math.squared_difference(groups, tf.stop_gradient(mean)), [1, 2, 3], keepdims=True)
+        mean_of = functools.partial(tf.reduce_mean, axis=[1, 2, 3], keepdims=True)
+        if images.dtype.size == 2 and self.compiling():
+            # Both in one pass over the features, around what is near their mean, see `_normalize_replicas`.
+            origin = tf.stop_gradient(tf.convert_to_tensor(self.moving_mean))
+            offset, squares = mean_of(groups - origin), mean_of(tf.square(groups - origin))
+            mean, variance = offset + origin, tf.maximum(squares - tf.square(offset), 0.0)
+        else:
+            mean = mean_of(groups)
+            # The variance does not move with the mean it is taken around, so its gradient need not go through it.
+            variance = mean_of(tf.math.squared_difference(groups, tf.stop_gradient(mean)))
         scale = tf.math.rsqrt(variance + self.epsilon) * self.gamma
         outputs = tf.cast((groups - mean) * scale + self.beta, images.dtype)
         channels = [num_groups, images.shape[-1]]
@@ -222,8 +235,6 @@ class PooledBatchNormalization(BatchNormalization):
     negative, features and scale change their signs. So the outputs are equal up to the rounding of the statistics; of
     features that become equal only when normalised, the gradient goes to the highest.
     """
-
-    compiling: Callable[[], bool] = bool  # tells while a model is called whether XLA compiles that
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         batch, *sizes, channels = input_shape

@@ -21,7 +21,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, walk
 from launcher.tasks import text
-from models.normalization import PooledBatchNormalization
+from models.normalization import BatchNormalization
 from models.transformer import jax_function
 from models.transformer.attention import Attention
 from models.transformer.attention_form import Form
@@ -155,7 +155,7 @@ def _set_rematerialization(model: keras.Model, plan: RunPlan) -> None:
 
 def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> None:
     """Has layers take statistics over all replicas, or not; "auto" is about Keras's own in a compiled Keras model."""
-    for layer in (one for one, *_ in walk(model) if isinstance(one, PooledBatchNormalization)):
+    for layer in (one for one, *_ in walk(model) if isinstance(one, BatchNormalization)):
         layer.compiling = xla.is_compiling
     requested, layers = plan.recipe.batch_norm, _with_boolean(model, "synchronized")
     if requested == "auto":

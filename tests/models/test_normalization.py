@@ -106,10 +106,21 @@ def test_many_groups_equal_numpy_and_finite_differences(shape):
     np.testing.assert_allclose(by_beta, numeric_gradient(lambda value: loss(x, GAMMA, value), BETA), rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
-def test_many_groups_equal_few(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "compiling"),
+    [
+        ("float32", False),
+        ("float32", True),
+        ("mixed_float16", False),
+        ("mixed_float16", True),
+        ("mixed_bfloat16", True),
+    ],
+)
+def test_many_groups_equal_few(dtype, compiling):
     x, weight = normal(40, 5, 5, 3).astype(keras.DTypePolicy(dtype).compute_dtype), normal(40, 5, 5, 3, seed=1)
     many = layer_for(x, gamma=GAMMA, beta=BETA, group_size=2, momentum=0.5, dtype=dtype)
+    many.compiling = lambda: compiling
+    many.moving_mean.assign(0.5 * BETA)
     y, by_x, *_ = train(many, x, weight)
     few = [layer_for(x, gamma=GAMMA, beta=BETA, group_size=2, momentum=0.5, dtype=dtype) for _ in range(5)]
     parts = [train(layer, x[at : at + 8], weight[at : at + 8]) for layer, at in zip(few, range(0, 40, 8), strict=True)]
