@@ -5,7 +5,8 @@ scaled gradients. Launcher's step hands over gradients that are reduced, unscale
 takes from a Keras optimizer only its slots and its `update_step`, and adds the learning rate, weight decay,
 constraints and the count of updates. What the Keras optimizer was made with is kept: its learning rate, its weight
 decay, which Keras multiplies by the learning rate and takes from every weight that `exclude_from_weight_decay` does not
-name, and its bound on gradients, which the step applies once, after the reduction.
+name, and its bound on gradients, which the step applies once, after the reduction. One that has methods of its own for
+any of that does all of it by itself, see `launcher.optimizers.own_methods`.
 """
 
 import math
@@ -18,16 +19,16 @@ import tensorflow as tf
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
-from launcher.optimizers import own_settings
+from launcher.optimizers import own_methods, own_settings
 from launcher.optimizers.schedules import Schedule
 from launcher.optimizers.weight_shards import WeightShard, check_shardable, reduces_shards, shard_of
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
 
-# What a Keras optimizer would do inside apply_gradients, which is never called, and what does it here.
+# What a Keras optimizer would do inside apply_gradients, and what does it here.
 _NOT_APPLIED = {
-    "gradient_accumulation_steps": "bind train.microbatches instead",
+    "gradient_accumulation_steps": "give microbatches (train.microbatches) instead",
     "loss_scale_factor": "bind train.loss_scale instead",
     "use_ema": "bind train.ema_decay instead",
 }
@@ -48,9 +49,8 @@ class Optimizer:
         He et al. 2016 and PyTorch's SGD). Must be said when weight_decay is not 0.
       exclude_from_decay: regular expressions searched for in variables' paths; a match is not decayed. None for
         `NO_DECAY`, or for nothing where the Keras optimizer's own weight decay is kept.
-      settable_rate: whether the learning rate may be set while training, as Keras's callbacks do, by
-        `keras_optimizer.learning_rate = rate` on every worker. It is that optimizer's own then, a number, and part of a
-        checkpoint.
+      settable_rate: whether the Keras optimizer's own learning rate, if it is a number, may be set while training, as
+        Keras's callbacks do, by `keras_optimizer.learning_rate = rate` on every worker. Checkpoints hold it then.
       own_average: whether the Keras optimizer may have `use_ema`. Its averages are kept as Keras does; to put them in
         the place of the weights at the end is for the caller.
 
@@ -75,6 +75,7 @@ class Optimizer:
         own_average: bool = False,
     ):
         _check_plain(keras_optimizer, own_average)
+        self._keras = keras_optimizer
         if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
             raise UsageError(f"{keras_optimizer.name}: weight_decay = {weight_decay} must be 0 or more")
         if weight_decay and decoupled is None:
@@ -82,14 +83,16 @@ class Optimizer:
                 f"{keras_optimizer.name}: weight_decay = {weight_decay} needs decoupled=True (beside the update, as "
                 "AdamW) or decoupled=False (added to the gradient, as SGD)"
             )
+        self._own = own_methods.overridden(keras_optimizer) or own_settings.left_to_it(keras_optimizer)
+        self._is_given = bool(weight_decay) or learning_rate is not None
         keras_decays = own_settings.decays(keras_optimizer)
         if weight_decay and keras_decays:
             raise UsageError(
                 f"{keras_optimizer.name}: weight_decay = {weight_decay} beside the Keras optimizer's own "
                 f"{keras_optimizer.weight_decay}; give one of them (weight_decay=None to the Keras optimizer)"
             )
-        self._keras = keras_optimizer
-        self._rate = _rate_variable(keras_optimizer, learning_rate) if settable_rate else None
+        rate = own_settings.rate(keras_optimizer)
+        self._rate = rate if settable_rate and isinstance(rate, keras.Variable) else None
         self._schedule = _own_rate(keras_optimizer) if learning_rate is None else _as_schedule(learning_rate)
         self._weight_decay = weight_decay
         self._decoupled = bool(decoupled) or keras_decays
@@ -123,6 +126,12 @@ class Optimizer:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
         """
         self._check_scope(variables, shards)
+        if self._own and (self._is_given or shards > 1 or {*(rate_multipliers or ())} - {1.0}):
+            raise UsageError(
+                f"{', '.join(self._own)} of {type(self._keras).__name__} {self._keras.name!r} goes by the rate and "
+                "decay that this was made with, and by whole weights: give no other rate or weight decay, no "
+                "train.rate_multipliers and no train.shard"
+            )
         for variable in variables:
             if variable.value.aggregation != tf.VariableAggregation.NONE:
                 raise UsageError(f"{variable.path!r}: make it without aggregation={variable.aggregation!r}")
@@ -141,8 +150,6 @@ class Optimizer:
 
     def check_shardable(self) -> None:
         """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.weight_shards`."""
-        if self._keras.use_ema:
-            raise UsageError(f"{self._keras.name}: use_ema keeps whole averages; bind train.ema_decay instead")
         check_shardable(self._keras)
 
     @property
@@ -176,13 +183,16 @@ class Optimizer:
 
     @property
     def clipping(self) -> dict[str, float]:
-        """The bound on gradients that the Keras optimizer was made with, as arguments of the step's `Clipping`."""
-        return own_settings.clipping(self._keras)
+        """The bound on gradients that the Keras optimizer was made with, as arguments of the step's `Clipping`.
+
+        None of one with methods of its own, which clips the reduced gradients by itself.
+        """
+        return {} if self._own else own_settings.clipping(self._keras)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """Slots and the count of updates: what a checkpoint holds; the learning rate only where it may be set."""
-        unused = self._keras.learning_rate if self._rate is None else None
+        unused = own_settings.rate(self._keras) if self._rate is None else None
         return [variable for variable in self._keras.variables if variable is not unused]
 
     def copies(self) -> list[tuple[keras.Variable, keras.Variable]]:
@@ -199,8 +209,8 @@ class Optimizer:
         Args:
           step: steps done before it, scalar; skipped steps count.
         """
-        if self._rate is not None:
-            return tf.cast(tf.convert_to_tensor(self._rate), tf.float32)
+        if (rate := self._keras.learning_rate if self._own else self._rate) is not None:
+            return tf.cast(tf.convert_to_tensor(rate), tf.float32)
         return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
 
     def apply(
@@ -219,6 +229,9 @@ class Optimizer:
           The new value of this replica's shard of each variable that has shards and a gradient, in their order. Those
           variables are not changed: that is for the caller, with the shards of all replicas.
         """
+        if self._own:
+            own_methods.apply(self._keras, [*zip(gradients, self._updated, strict=True)])
+            return []
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
         # Keras's own SGD with momentum, and not a subclass that may do more.
@@ -247,8 +260,6 @@ class Optimizer:
             elif whole.constraint is not None:
                 self._keras.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
         iterations = self._keras.iterations
-        if self._keras.use_ema:
-            self._move_averages(tf.convert_to_tensor(iterations))
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
@@ -266,20 +277,6 @@ class Optimizer:
             momentum=tf.constant(sgd.momentum, tf.float32),
             use_nesterov=sgd.nesterov,
         )
-
-    def _move_averages(self, updates: tf.Tensor) -> None:
-        """Moves the averages of `use_ema` as Keras's `apply` does, after the update that follows so many."""
-        # Leans on Keras: these averages, in the order of the variables. Noticed by tests/modes/test_callbacks.py. Then:
-        # see `Optimizer.apply` there.
-        averages, every = self._keras._model_variables_moving_average, self._keras.ema_overwrite_frequency
-        for variable, average in zip(self._updated, averages, strict=True):
-            weight = tf.convert_to_tensor(variable)
-            momentum = tf.where(updates == 0, 0.0, self._keras.ema_momentum)
-            momentum = tf.cast(momentum, weight.dtype)
-            new = momentum * tf.convert_to_tensor(average) + (1 - momentum) * weight
-            self._keras.assign(average, new)
-            if every:
-                self._keras.assign(variable, tf.where((updates + 1) % every == 0, new, weight))
 
     def _advance_nadam(self, nadam: keras.optimizers.Nadam) -> None:
         """Advances the product of momentum factors, which Keras does once a step outside of `update_step`."""
@@ -313,16 +310,8 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool)
         value = getattr(keras_optimizer, setting, None)
         if value and not (own_average and setting == "use_ema"):
             raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
-    if type(keras_optimizer).apply is not keras.optimizers.Optimizer.apply:
-        raise UsageError(f"{name} works outside of update_step; use another optimizer, such as @adamw or @momentum")
-
-
-def _rate_variable(keras_optimizer: keras.optimizers.Optimizer, learning_rate: object) -> keras.Variable:
-    """The variable that holds the Keras optimizer's learning rate; a copy on each replica, set by every worker."""
-    rate = keras_optimizer.learning_rate
-    if learning_rate is not None or not isinstance(rate, keras.Variable):
-        raise UsageError(f"{keras_optimizer.name}: its learning rate is a schedule, which cannot be set while training")
-    return rate
+    if isinstance(keras_optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise UsageError(f"{name} has others update its weights, which is not done here; give one of them")
 
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.optimizers import own_methods
 
 # Arguments of Keras's optimizers, and the bounds that `launcher.step.clipping.Clipping` has for them.
 _BOUNDS = {"clipnorm": "layer_norm", "clipvalue": "value", "global_clipnorm": "global_norm"}
@@ -34,26 +35,25 @@ def decays(optimizer: keras.optimizers.Optimizer) -> bool:
     return bool(optimizer.weight_decay or getattr(optimizer, "adam_weight_decay", None))
 
 
+def left_to_it(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """What the optimizer was made to do that only its own `apply_gradients` does: an average, another kind of decay."""
+    knows = type(optimizer) is getattr(keras.optimizers, "Muon", None) or not decays(optimizer)
+    knows = knows or _private(type(optimizer), _DECAY) is _private(keras.optimizers.SGD, _DECAY)
+    return ["use_ema"] * optimizer.use_ema + [_DECAY] * (not knows)
+
+
 def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> list[float]:
     """The coefficient by which a built optimizer would decay each of its variables, times the learning rate; 0 for
     none.
-
-    UsageError of one that decays in a manner of its own.
     """
     if not decays(optimizer):
         return [0.0 for _ in variables]
     coefficients = [optimizer.weight_decay or 0.0 for _ in variables]
-    muon = getattr(keras.optimizers, "Muon", None)
-    if muon is not None and type(optimizer) is muon and hasattr(optimizer, "adam_weight_decay"):
+    if hasattr(optimizer, "adam_weight_decay"):
         # What has a velocity is updated by Adam, which has a coefficient of its own in later versions of Keras.
         by_adam = [velocity is not None for velocity in optimizer.adam_velocities]
         other = optimizer.adam_weight_decay or 0.0
         coefficients = [other if adam else own for adam, own in zip(by_adam, coefficients, strict=True)]
-    elif _private(type(optimizer), _DECAY) is not _private(keras.optimizers.SGD, _DECAY):
-        raise UsageError(
-            f"{type(optimizer).__name__} {optimizer.name!r} decays weights in a manner of its own, which Launcher does "
-            "not call; leave weight_decay out of it and give it to launcher.optimizers.Optimizer"
-        )
     is_decayed = _private(optimizer, "_use_weight_decay")
     return [
         coefficient if is_decayed(variable.value) else 0.0
@@ -61,11 +61,16 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
     ]
 
 
-def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
-    """The schedule that the optimizer was made with, if it was one."""
+def rate(optimizer: keras.optimizers.Optimizer) -> Any:
+    """What the optimizer's learning rate is now: a variable, a schedule or a function."""
     # Leans on Keras: it is `_learning_rate`, and `_exclude_from_weight_decay…` are what that method was told. Noticed
     # by tests/modes/test_fit_data.py. Then: find the new names; a schedule of one's own is refused until then.
-    found = getattr(optimizer, "_learning_rate", None)
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
+    """The schedule that the optimizer was made with, if it was one."""
+    found = rate(optimizer)
     return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
@@ -74,6 +79,8 @@ def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Var
 
     That has the present learning rate, and no state of earlier steps. UsageError where its class cannot be made anew.
     """
+    if optimizer.gradient_accumulation_steps:
+        return optimizer  # it is refused
     scope = tf.distribute.get_strategy().extended
     is_for_others = optimizer.built and [*map(id, built_for(optimizer))] != [*map(id, weights)]
     if scope.variable_created_in_scope(optimizer.iterations.value) and not is_for_others:
@@ -92,6 +99,11 @@ def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Var
     finally:
         if own is not None:
             optimizer._learning_rate = own
+    if own_methods.overridden(optimizer) != own_methods.overridden(made):
+        raise UsageError(
+            f"optimizer {optimizer.name!r} was made before the function that builds the model was called, and given "
+            "methods afterwards: make it in that function, or give them to its class"
+        )
     vars(made).update({name: value for name, value in vars(optimizer).items() if name.startswith(_EXCLUDED)})
     return made
 

@@ -24,7 +24,7 @@ class Part:
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]):
         self._keras, self._variables = optimizer, list(variables)
-        self._optimizer = Optimizer(optimizer, settable_rate=isinstance(optimizer.learning_rate, keras.Variable))
+        self._optimizer = Optimizer(optimizer, settable_rate=True)
         self._positions: list[int] = []
         self.clipping = self._optimizer.clipping
 

@@ -10,6 +10,7 @@ step changes. All collectives stand outside of conditionals.
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -214,7 +215,8 @@ class Verdicts:
         if self.num_uses < self._optimizers.num_uses:
             self.keep([*(self._weights[place] for place in by_place), *part.variables])
         change = self._change(checked, trained, part, rate, Clipping(**part.clipping))
-        flags = [tf.cast(packed, tf.int32) for packed in (self.non_finite, update(change))]
+        applied = contextvars.Context().run(update, change)  # where nothing traces a step of the model's own
+        flags = [tf.cast(packed, tf.int32) for packed in (self.non_finite, applied)]
         self.non_finite = tf.cast(tf.bitwise.bitwise_or(*flags), tf.float32)
 
     def keep(self, variables: Sequence[keras.Variable]) -> None:

@@ -160,6 +160,8 @@ class KerasTask(Task):
             own = list(model.losses)
             # What they count is as it was, afterwards.
             with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model):
+                if self._class_weight and structure is structures[0]:
+                    weight = class_weights(y, self._class_weight, weight, outputs)
                 _compute_loss(model, x, y, outputs, weight, training=True)
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
@@ -271,7 +273,7 @@ class KerasTask(Task):
             found.inner_optimizer = found = own_settings.made_here(found.inner_optimizer, weights)
         else:
             self._model.optimizer = found = own_settings.made_here(found, weights)
-        return Optimizer(found, settable_rate=isinstance(found.learning_rate, keras.Variable), own_average=True)
+        return Optimizer(found, settable_rate=True, own_average=True)
 
     @no_autograph
     def train_step(self, batch: dict[str, tf.Tensor], tracing: Tracing) -> Sums:

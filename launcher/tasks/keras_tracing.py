@@ -3,7 +3,8 @@
 A step that is written for one device calls optimizers, differentiates its loss and updates metrics by itself. While a
 replica traces it, these give way to what the replica says:
 
-- `apply` of every optimizer, which `apply_gradients` calls, and `scale_loss`;
+- `apply_gradients` and `apply` of every optimizer, and `scale_loss`;
+- a `tf.function`, which is traced into the step itself, by AutoGraph;
 - the gradient of a loss by trained weights begins with the loss scale and the replica's share of the examples, and
   comes back without them, so that what the step does to gradients it does to those of its mean; that of a loss with
   a dimension, of whose elements TensorFlow takes the sum, comes back as an estimate of the sum over all examples;
@@ -27,6 +28,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES
 
 Apply = Callable[[keras.optimizers.Optimizer, Sequence[Any], Sequence[keras.Variable] | None], None]
@@ -89,9 +91,13 @@ def replica(tracing: Tracing, metrics: Sequence[keras.metrics.Metric]) -> Iterat
 
 
 def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
-    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+    kinds = [keras.optimizers.Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
         _replace(kind, "apply", _apply)
+        _replace(kind, "apply_gradients", _apply_gradients)
         _replace(kind, "scale_loss", _unless_tracing)
+    _replace(type(tf.function(_stand)), "__call__", _called)
     _replace(tf.GradientTape, "gradient", _gradient)
     _replace(keras.metrics.Mean, "update_state", _update_state)
     for name in SCALES:
@@ -107,7 +113,7 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
     """Puts `replacement` of what an owner has, or inherits, in its place, until all replicas are traced."""
     own = name in vars(owner)
     real = getattr(owner, name)
-    (type if isinstance(owner, type) else object).__setattr__(owner, name, replacement(real))
+    (type if isinstance(owner, type) else object).__setattr__(owner, name, no_autograph(replacement(real)))
     if own:
         _undo.callback((type if isinstance(owner, type) else object).__setattr__, owner, name, real)
     else:
@@ -148,6 +154,23 @@ def _apply(real: Any) -> Any:
         return tracing.apply(inner, list(grads), None if trainable_variables is None else list(trainable_variables))
 
     return apply
+
+
+def _apply_gradients(real: Any) -> Any:
+    return lambda optimizer, pairs: (
+        optimizer.apply(*zip(*pairs, strict=True)) if _tracing.get() else real(optimizer, pairs)
+    )
+
+
+def _called(real: Any) -> Any:
+    """Of a `tf.function`."""
+
+    def call(function: Any, *args: Any, **rest: Any) -> Any:
+        return (
+            call_converted(function.python_function, *args, **rest) if _tracing.get() else real(function, *args, **rest)
+        )
+
+    return call
 
 
 def _gradient(real: Any) -> Any:

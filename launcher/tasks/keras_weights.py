@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
@@ -41,23 +40,39 @@ def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, 
     return outputs, keras.tree.map_structure(lambda output: of_output(output, sample_weight), outputs), over
 
 
-def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any) -> tf.Tensor:
-    """The weight of each example's class, 1 for one that is not named, times its own weight; float32 [batch].
+def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any, outputs: Any = None) -> tf.Tensor:
+    """The weight of each label's class, 1 for one that is not named, times its example's own weight; float32.
 
     Args:
-      y: labels, as numbers [batch] or [batch, 1], or one-hot [batch, classes].
-      sample_weight: [batch], or None.
+      y: labels as Keras's fit reads them: numbers [batch] or [batch, ..., 1], which are rounded, or one-hot
+        [batch, ..., classes].
+      sample_weight: [batch], or one for each label; or None.
+      outputs: the model's, if the labels are to be checked against them.
+
+    Returns:
+      Weights [batch], or [batch, ...].
 
     Raises:
-      UsageError: the model has several outputs.
+      UsageError: there are no labels, several outputs, or labels without the axis that Keras takes classes from.
     """
-    if keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
-        raise UsageError("class_weight is for a model with one output; give sample weights instead")
-    label = tf.argmax(y, axis=-1) if y.shape.rank > 1 and y.shape[-1] > 1 else tf.reshape(y, [-1])
-    table = np.ones(max(class_weight) + 2, np.float32)
-    table[list(class_weight)] = list(class_weight.values())
-    found = tf.gather(table, tf.minimum(tf.cast(label, tf.int64), len(table) - 1))
-    return found if sample_weight is None else found * tf.cast(sample_weight, tf.float32)
+    if y is None or keras.tree.is_nested(y) or keras.tree.is_nested(sample_weight):
+        raise UsageError("class_weight is for labels of a model with one output; give sample weights instead")
+    if outputs is not None and 1 < y.shape.rank < outputs.shape.rank and y.shape[-1] != 1:
+        raise UsageError(
+            "class_weight takes the last axis of labels for one-hot classes, as Keras does, and they have shape "
+            f"{[None, *y.shape[1:]]}; give y[..., None]"
+        )
+    if y.shape.rank > 1 and y.shape[-1] != 1:
+        label = tf.argmax(y, axis=-1)
+    else:
+        label = tf.cast(tf.round(tf.cast(y[..., 0] if y.shape.rank > 1 else y, tf.float32)), tf.int64)
+    low, high = min(class_weight) - 1, max(class_weight) + 1  # of classes that are not named
+    table = tf.constant([class_weight.get(one, 1.0) for one in range(low, high + 1)], tf.float32)
+    found = tf.gather(table, tf.clip_by_value(label, low, high) - low)
+    if sample_weight is None:
+        return found
+    # Transposed, as what one has more of than the other are last axes.
+    return tf.transpose(tf.transpose(found) * tf.transpose(tf.cast(sample_weight, tf.float32)))
 
 
 def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:

@@ -41,6 +41,33 @@ def excluding(optimizer):
     return optimizer
 
 
+class OwnMethods(keras.optimizers.SGD):
+    """Each method does something that shows if it is left out, and none is linear in a replica's share of gradients."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(tf.clip_by_norm(gradient, 0.4), one) for gradient, one in grads_and_vars])
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([gradient + 0.1 for gradient in grads], trainable_variables)
+        for variable in trainable_variables:
+            variable.assign(0.9 * variable)
+
+    def _clip_gradients(self, grads):
+        return [tf.clip_by_value(gradient, -0.2, 0.2) for gradient in grads]
+
+    def _apply_weight_decay(self, variables):
+        for variable in variables:
+            variable.assign(variable - 0.01)
+
+    def _get_current_learning_rate(self):
+        return self._learning_rate / (1.0 + tf.cast(self.iterations, tf.float32))
+
+
+class OwnStep(keras.optimizers.Adam):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient - tf.reduce_mean(gradient), variable, learning_rate)
+
+
 ALL = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
@@ -57,6 +84,8 @@ ALL = {
     "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
     "Muon": lambda: keras.optimizers.Muon(0.1, weight_decay=0.1),
     "ScheduleFreeAdamW": lambda: keras.optimizers.ScheduleFreeAdamW(0.1, warmup_steps=2),
+    "SGD, by methods of its own": lambda: OwnMethods(0.5, momentum=0.9, weight_decay=0.1),
+    "Adam, with an own update_step": lambda: OwnStep(0.1, weight_decay=0.1, clipnorm=0.5),
 }
 
 
@@ -67,7 +96,10 @@ def trained_by_keras(make):
     return [weight.numpy() for weight in weights]
 
 
-@pytest.mark.parametrize("name", repeated_but(["AdamW, not of biases", "Muon", "ScheduleFreeAdamW"], ALL))
+KEPT = ("AdamW, not of biases", "Muon", "ScheduleFreeAdamW", "SGD, by methods of its own")
+
+
+@pytest.mark.parametrize("name", repeated_but(KEPT, ALL))
 def test_a_keras_optimizer_on_two_replicas_does_what_keras_does_on_one_device(name):
     if not hasattr(keras.optimizers, name.partition(",")[0]):
         pytest.skip(f"this Keras has no {name}")
@@ -155,26 +187,23 @@ def test_a_bound_of_the_keras_optimizer_is_that_of_the_step_and_contradicts_anot
         built(lambda: keras.optimizers.SGD(1.0, global_clipnorm=0.25), clipping={"value": 1.0})
 
 
-def test_a_rate_that_is_a_schedule_cannot_be_set():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    with pytest.raises(UsageError, match="is a schedule, which cannot be set"):
-        Optimizer(keras.optimizers.SGD(schedule), settable_rate=True)
-
-
 def test_two_weight_decays_are_refused():
     with pytest.raises(UsageError, match=r"beside the Keras optimizer's own 0\.2"):
         Optimizer(keras.optimizers.SGD(0.1, weight_decay=0.2), weight_decay=0.1, decoupled=True)
 
 
-class DecaysItself(keras.optimizers.SGD):
-    def _apply_weight_decay(self, variables):
-        raise NotImplementedError
+def test_an_own_update_step_is_called_by_itself_and_what_goes_by_own_methods_takes_no_settings_beside_its_own():
+    Optimizer(OwnStep(0.1), learning_rate=0.2).build(variables(), STEPS, [0.5, 1.0, 1.0, 1.0])
+    for settings, more in [({"learning_rate": 0.2}, {}), ({}, {"rate_multipliers": [0.5, 1.0, 1.0, 1.0]})]:
+        with pytest.raises(UsageError, match=r"_apply_weight_decay.* of OwnMethods 'own_methods.*' goes by the rate"):
+            Optimizer(OwnMethods(0.1), **settings).build(variables(), STEPS, **more)
 
 
-def test_a_weight_decay_of_an_own_kind_is_refused_when_the_slots_are_made():
-    optimizer = Optimizer(DecaysItself(0.1, weight_decay=0.2))
-    with pytest.raises(UsageError, match="in a manner of its own"):
-        optimizer.build(variables(), STEPS)
+@pytest.mark.parametrize("name", ["scale_loss", "_all_reduce_sum_gradients"])
+def test_a_method_of_an_optimizers_own_that_no_step_calls_is_refused(name):
+    kind = type("Own", (keras.optimizers.SGD,), {name: lambda optimizer, given: given})
+    with pytest.raises(UsageError, match=f"Own 'own.*' has its own {name}, which no step calls.*apply_gradients"):
+        Optimizer(kind(0.1))
 
 
 @pytest.mark.parametrize(

@@ -221,16 +221,35 @@ class Denoiser(keras.Model):
 
 
 class Guide(keras.Model):
-    """A functional model with Keras's own compile, loss and metrics, and weights of examples."""
+    """A functional model with Keras's own compile, loss and metrics, and weights of examples; a tf.function."""
 
+    @tf.function
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             found = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=found, sample_weight=sample_weight)
+            if loss > 0.0:  # of a tensor: by AutoGraph
+                loss = loss + 0.01 * tf.reduce_mean(found)
         gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.applied(gradients)
         return self.compute_metrics(x, y, found, sample_weight)
+
+    @tf.function
+    def applied(self, gradients):
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+
+
+class Bounded(keras.optimizers.SGD):
+    """Bounds gradients by methods of its own, which are right on those of the global batch alone."""
+
+    def apply_gradients(self, grads_and_vars):
+        # Of embeddings, Keras gives the rows of all words, of which the same one's are not added up yet.
+        pairs = [(tf.convert_to_tensor(gradient), one) for gradient, one in grads_and_vars]
+        return super().apply_gradients([(tf.clip_by_norm(gradient, 0.05), one) for gradient, one in pairs])
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([tf.clip_by_value(gradient, -0.02, 0.02) for gradient in grads], trainable_variables)
 
 
 class TestsItself(keras.Model):
@@ -251,7 +270,7 @@ def functional(kind=Guide):
     x = layers.Dense(6, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(x)
     model = kind(words, layers.Dense(4)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.3, momentum=0.9), loss, weighted_metrics=["accuracy"])
+    model.compile(Bounded(0.3, momentum=0.9), loss, weighted_metrics=["accuracy"])
     return model
 
 

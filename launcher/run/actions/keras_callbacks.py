@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import steps_per_epoch
 from launcher.errors import UsageError, user_code
+from launcher.optimizers import own_methods
 from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Event, Phase
 from launcher.run.session import Session
@@ -96,7 +97,8 @@ class KerasCallbacks(Action):
     ) -> KerasCallbacks | None:
         """Those of the session's task, going on from a starting point; None if it has none."""
         found = session.plan.recipe.task.callbacks()
-        wanted = found or getattr(_optimizer(session.model), "use_ema", False)
+        optimizer = _optimizer(session.model)
+        wanted = found or (optimizer is not None and (optimizer.use_ema or own_methods.overridden(optimizer)))
         return cls(found, session, start, is_chief=is_chief, earlier=earlier) if wanted else None
 
     def goes_on(self) -> None:
@@ -178,7 +180,7 @@ class KerasCallbacks(Action):
         self._has_ended = self._trainer.workers.any(bool(self._trainer.model.stop_training)) or self._stops
         if self._has_ended or step >= self._total:
             optimizer = _optimizer(self._trainer.model)
-            if getattr(optimizer, "use_ema", False) and optimizer.built:
+            if getattr(optimizer, "built", False):  # it averages, or has a method of its own
                 optimizer.finalize_variable_values(self._trainer.model.trainable_variables)
             self._call("on_train_end", self._last_logs or {})
         return self._has_ended
