@@ -1,4 +1,4 @@
-"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of benchmarks/notes), and ours on the same input.
+"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of benchmarks/notes; of K2 its cause), and ours beside it.
 
 Every half about Keras asserts the failure: when a later Keras is right, the test says so by the row's name. Keras runs
 on the same reduction as ours here (`ReductionToOneDevice`): its defects do not depend on it.
@@ -7,8 +7,6 @@ on the same reduction as ours here (`ReductionToOneDevice`): its defects do not 
 from __future__ import annotations
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import keras
@@ -107,7 +105,7 @@ def test_k1_an_overflow_on_any_replica_but_the_first_poisons_keras_and_not_ours(
     )
 
 
-# ---------------------------------------- K2, K3: several workers wait for one another for ever; Model.fit does not run
+# ----------------------------------------------------------- K2, K3: several workers (of K2 the cause is shown by K9)
 
 
 def start_workers(start_launcher, free_ports, *args):
@@ -127,64 +125,16 @@ def events(prefix: Path, rank: int) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def has(prefix: Path, rank: int, **wanted) -> bool:
-    return any(wanted.items() <= event.items() for event in events(prefix, rank))
-
-
-def stays(condition, seconds: float) -> bool:
-    """Whether the condition holds all the time; there is no other sign of a process that waits for ever."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not condition():
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @pytest.mark.nightly
 @pytest.mark.heavy
-def test_k2_k3_workers_of_keras_wait_for_ever_after_an_overflow_on_one_and_cannot_fit(
-    start_launcher, free_ports, tmp_path, beside
-):
-    pattern = [[], [0, 1], None, []]  # in step 2, one worker alone
-    runs = {}
-    for bad in (0, 1):
-        prefix = tmp_path / f"worker_{bad}_overflows"
-        text = json.dumps([[bad] if step is None else step for step in pattern])
-        runs[bad] = (prefix, start_workers(start_launcher, free_ports, "keras", str(prefix), text))
-
-    for bad, (prefix, workers) in runs.items():
-        healthy = 1 - bad
-        workers[bad].wait_until(lambda p=prefix, r=bad: has(p, r, event="entered", step=3))
-        workers[healthy].wait_until(lambda p=prefix, r=healthy: has(p, r, event="entered", step=2))
-        for rank in (0, 1):
-            said = [event["said"] for event in events(prefix, rank) if event["event"] == "fit"]
-            still_broken("K3", all("convert a value (PerReplica" in one for one in said) and len(said) == 2, said)
-            # Where all overflow, all skip: step 0 is taken, step 1 halves the scale.
-            assert has(prefix, rank, event="left", step=0, weight=1.0, scale=1024.0)
-            assert has(prefix, rank, event="left", step=1, weight=1.0, scale=512.0)
-        assert has(prefix, bad, event="left", step=2, weight=1.0, scale=256.0)  # it skips the step alone
-
-    def nobody_moves():
-        stuck = (
-            not has(prefix, bad, event="left", step=3) and not has(prefix, 1 - bad, event="left", step=2)
-            for bad, (prefix, _) in runs.items()
-        )
-        return all(stuck) and all(one.process.poll() is None for _, workers in runs.values() for one in workers)
-
-    still_broken("K2", stays(nobody_moves, 10), {bad: events(prefix, 1 - bad) for bad, (prefix, _) in runs.items()})
-    started = [worker for _, workers in runs.values() for worker in workers]
-    for worker in started:
-        worker.send(signal.SIGTERM)
-    still_broken("K2 (SIGTERM is ignored)", stays(nobody_moves, 2), [one.process.poll() for one in started])
-    for worker in started:
-        worker.end()
+def test_k3_workers_of_keras_cannot_fit(start_launcher, free_ports, tmp_path, beside):
+    for worker in start_workers(start_launcher, free_ports, "keras", str(tmp_path / "keras")):
+        finished = worker.wait(120)
+        assert finished.returncode == 0, finished.stderr
         assert not psutil.pid_exists(worker.process.pid)
-    beside(
-        "K2: 2 workers, worker 1 alone overflows",
-        keras="both still waited after 10 s, and after SIGTERM",
-        ours="both skip that step and go on (next test)",
-    )
+    for rank in (0, 1):
+        said = [event["said"] for event in events(tmp_path / "keras", rank)]
+        still_broken("K3", all("convert a value (PerReplica" in one for one in said) and len(said) == 2, said)
     beside("K3: Model.fit on 2 workers", keras=said[0].splitlines()[0][:100], ours="trains (next test)")
 
 

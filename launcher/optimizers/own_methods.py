@@ -23,8 +23,8 @@ _ALWAYS = re.compile(
 )
 _NEVER = re.compile("scale_loss$|_all_reduce_sum_gradients$|_distributed_tf_update_step$")
 # Leans on Keras: these are what its class for TensorFlow does about replicas, and what it derives from does not (tried
-# with Keras 3.8 to 3.15). Noticed by tests/optimizers/test_keras_optimizers.py. Then: see how it does it now; a KeyError
-# names what is gone.
+# with Keras 3.8 to 3.15). Noticed by tests/optimizers/test_keras_optimizers.py. Then: see how it does it now; a
+# KeyError names what is gone.
 _OF_REPLICAS = (
     "_all_reduce_sum_gradients",
     "_backend_update_step",

@@ -1,9 +1,10 @@
-"""One of two workers whose gradients overflow by a pattern: with Keras's own machinery, or with ours.
+"""One of two workers: of Keras's `Model.fit`, or of ours, whose gradients overflow by a pattern.
 
-    TF_CONFIG=… python -m keras_worker {keras|ours} OUTPUT_PREFIX PATTERN
+    TF_CONFIG=… python -m keras_worker keras OUTPUT_PREFIX
+    TF_CONFIG=… python -m keras_worker ours OUTPUT_PREFIX PATTERN
 
 PATTERN is JSON: for each step, the ranks of the workers that overflow in it. Every event is a line of JSON in
-OUTPUT_PREFIX.RANK, written before the worker goes on: who waits for ever is seen to have come so far.
+OUTPUT_PREFIX.RANK.
 """
 
 from __future__ import annotations
@@ -50,45 +51,24 @@ def fit(strategy: tf.distribute.Strategy, policy: str) -> str:
     return "trained"
 
 
-def run_keras(prefix: str, pattern: list[list[int]]) -> None:
-    """Model.fit, and then a custom loop around LossScaleOptimizer as Keras's guides have it."""
+def run_keras(prefix: str) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for policy in ("float32", "mixed_float16"):
         tell(prefix, event="fit", policy=policy, said=fit(strategy, policy))
-    with strategy.scope():
-        model = small_run.linear_model(1)
-        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1024.0)
-        optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def step(x: tf.Tensor) -> None:
-        def replica() -> None:
-            with tf.GradientTape() as tape:
-                loss = optimizer.scale_loss(-tf.reduce_sum(model(x, training=True)) / 2)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-        strategy.run(replica)
-
-    for number, inputs in enumerate(rows(pattern)):
-        tell(prefix, event="entered", step=number)
-        step(tf.constant(inputs[my_rank()][np.newaxis]))
-        weight, scale = model.weights[0].numpy().item(), float(optimizer.dynamic_scale.numpy())
-        tell(prefix, event="left", step=number, weight=weight, scale=scale)
 
 
-def run_ours(prefix: str, pattern: list[list[int]]) -> None:
+def run_ours(prefix: str, given: str) -> None:
+    pattern = json.loads(given)
     task = small_run.GivenTask(
         small_run.linear_batches(rows(pattern)), lambda: small_run.linear_model(1), small_run.negative_sum
     )
     made = small_run.build(task, None, environ=os.environ, loss_scale=DynamicLossScale(initial_scale=1024.0))
     batches = made.trainer.batches(made.plan.data)
     for number in range(len(pattern)):
-        tell(prefix, event="entered", step=number)
         finite = bool(made.trainer.train(batches, 1).finite[0])
         weight, scale = made.model.weights[0].numpy().item(), made.trainer.loss_scale
         tell(prefix, event="left", step=number, weight=weight, scale=scale, finite=finite)
 
 
 if __name__ == "__main__":
-    {"keras": run_keras, "ours": run_ours}[sys.argv[1]](sys.argv[2], json.loads(sys.argv[3]))
+    {"keras": run_keras, "ours": run_ours}[sys.argv[1]](*sys.argv[2:])
