@@ -1,0 +1,484 @@
+"""What only a card can show, in one run on one NVIDIA GPU: right, as fast as by hand, in the memory that was forecast.
+
+    scripts/gpu_check.sh --out=gpu_check.json
+
+Each case runs commands of the launcher in processes of their own, each with a time limit; what it found is written as
+soon as it is there. Cases in the order of what they settle:
+
+  peers        steps of ResNet-50 and of a language model by hand (gpu_peers.py)
+  correct      20 steps against TensorFlow's on the CPU in float32, float16 and bfloat16; again, and with full float32
+               and deterministic operations; killed and gone on; the bits
+  resnet, lm   the same steps by the launcher: time, peak memory
+  kernel       cuDNN's attention: time, peak, and 20 losses beside plain attention's
+  transfer     the batch's way to the GPU beside a step (a program of matrix products)
+  doctor, auto what the doctor says; the precision that 'auto' takes
+  memory       a step that cannot fit; the share that JAX takes
+  profile      kernels of traced steps, by time
+  long         rows of 8,192 tokens, with the kernel and plain
+  sixteen      ResNet-50 in float32 beside its 16 bits; without groups; the language model deterministic
+  forecast     memory of both steps as preflight forecasts it for this card
+  several      two GPUs or more: all of them, and their state shared out
+
+With --rehearse sizes are small and the GPU is played by CPU devices (tests/support/played_gpu): what cannot be played
+is "not run", and the first case that fails ends it. With --engine=tensorflow the launcher's runs are TensorFlow's, for
+machines with its own CUDA build.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PLAYED = ROOT / "tests" / "support" / "played_gpu"
+CPU = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+SHARED = {"XLA_CLIENT_MEM_FRACTION": "0.08"}  # of runs side by side
+KERNEL = "train.attention = 'kernel'"
+FLOAT32, FLOAT16, BFLOAT16 = (f"train.precision = '{one}'" for one in ("float32", "mixed_float16", "mixed_bfloat16"))
+RESNET = """
+include 'resnet_gpu.gin'
+image_data.name = None
+image_data.source = @synthetic_images()
+image_data.augmentation = 'none'
+synthetic_images.num_classes = 1000
+train.strategy = 'auto'
+train.epochs = None
+"""
+LM = """
+include 'lm_gpu.gin'
+import gin_configs.data.python_docs
+text_corpus.source = @PythonDocs()
+text_corpus.vocab_size = 8192
+"""
+# Further apart than this, and something is wrong; of losses about 2 to 7.
+FAR_APART = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2, "attention": 1e-2}
+
+
+class NotRun(Exception):
+    """The text says why a case cannot be run here."""
+
+
+class Check:
+    """One run of the cases, on a card or played."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.small, self.engine, self.end = options.rehearse, options.engine, time.monotonic() + options.seconds
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
+        self.keeps = options.keep and Path(options.keep)
+        self.environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        if self.small:
+            self.environ["PYTHONPATH"] = f"{PLAYED}{os.pathsep}{self.environ['PYTHONPATH']}"
+            self.environ |= {"PATH": f"{PLAYED / 'bin'}{os.pathsep}{os.environ['PATH']}", "PLAYED_GPUS": "1"}
+        self.runs: dict[str, dict[str, Any]] = {}
+
+    @property
+    def gpus(self) -> list[str]:
+        """As the driver lists them: name, memory in MiB, driver."""
+        command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+        try:
+            return subprocess.run(
+                command, env=self.environ, capture_output=True, text=True, timeout=60
+            ).stdout.splitlines()
+        except FileNotFoundError:
+            return []
+
+    @property
+    def card(self) -> str | None:
+        """As preflight calls it."""
+        known = re.findall(r"(H100|H200|B200|A100|L40S|L4|T4|V100)", " ".join(self.gpus))
+        return {"A100": "a100-80"}.get(known[0], known[0].lower()) if known else None
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether cuDNN's attention can be run."""
+        return not self.small
+
+    @property
+    def left(self) -> float:
+        return self.end - time.monotonic()
+
+    # ---------------------------------------------------------------------------------------------------- processes
+
+    def begin(self, command: Sequence[str], name: str, more: Mapping[str, str] | None = None) -> subprocess.Popen:
+        if self.left < 10:
+            raise NotRun("no time is left")
+        with (self.folder / f"{name}.log").open("w") as log:
+            environ = {**self.environ, **(more or {})}
+            return subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=environ, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def finish(self, process: subprocess.Popen, name: str, seconds: float) -> tuple[int | None, str]:
+        """Its exit code, None where its time was over, and what it printed."""
+        try:
+            code: int | None = process.wait(max(1.0, min(seconds, self.left)))
+        except subprocess.TimeoutExpired:
+            code = None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return code, (self.folder / f"{name}.log").read_text(errors="replace").replace("\r", "\n")
+
+    def launch(self, name: str, flags: Sequence[str], more: Mapping[str, str] | None = None, on_gpu: bool = True):
+        """Begins a run of the launcher; `ended` takes it."""
+        engine = (f"--engine={self.engine}", "--replicas=1") if on_gpu else ()
+        if on_gpu and self.engine == "pjrt":
+            engine += (f"--compile_cache={self.folder / 'cache'}",)
+        command = [str(HERE / "gpu_run.py"), *flags, *engine, f"--model_dir={self.folder / name}"]
+        return name, self.begin(command, name, more), time.monotonic()
+
+    def ended(self, run: tuple[str, subprocess.Popen, float], seconds: float = 150) -> dict[str, Any]:
+        """What came of a run: exit code, losses, milliseconds a step, peak memory, and its last words if it failed."""
+        name, process, started = run
+        code, said = self.finish(process, name, seconds)
+        found: dict[str, Any] = {"exit": code, "seconds": round(time.monotonic() - started, 1)}
+        path = self.folder / name / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        train = [row for row in rows if row["split"] == "train"]
+        found["losses"] = [row["loss"] for row in train]
+        if steady := [row["examples_per_second"] for row in train[1:] if row.get("examples_per_second")]:
+            found["examples_per_second"] = round(sorted(steady)[len(steady) // 2], 1)
+        found["input_wait_fraction"] = train[-1].get("input_wait_fraction") if train else None
+        for line in said.splitlines():
+            if line.startswith("MEMORY "):
+                found |= json.loads(line.removeprefix("MEMORY "))
+        if seen := re.search(r"compiling the training step: took (\S+)", said):
+            found["compiled_in"] = seen[1]
+        if code != 0:
+            found["said"] = said.splitlines()[-12:]
+        self.runs[name] = found
+        if self.keeps:
+            (self.keeps / f"{name}.log").write_text(said[-100_000:])
+        return found
+
+    def run(self, name: str, flags: Sequence[str], more: Mapping[str, str] | None = None, seconds: float = 150):
+        """A run that has the GPU for itself; it has to end well."""
+        found = self.ended(self.launch(name, flags, more), seconds)
+        if found["exit"] != 0:
+            raise RuntimeError(f"{name} ended with {found['exit']}: {' | '.join(found['said'])[-1500:]}")
+        return found
+
+    # --------------------------------------------------------------------------------------------------------- recipes
+
+    def digits(self, *bindings: str) -> list[str]:
+        recipe = str(ROOT / "tests/support/small_digits.gin") if self.small else "resnet_cpu.gin"
+        steps = ("train.steps = 20", "train.log_every = 1", "train.steps_per_loop = 1", "train.evaluate_every = 100000")
+        return [f"--gin_file={recipe}", *bound(*steps, "Checkpoints.save_model = 'none'", *bindings)]
+
+    def resnet(self, *bindings: str, batch: int = 256, steps: int = 80) -> list[str]:
+        size = ("image_data.image_size = 32", "resnet.depth = 8") if self.small else ()
+        return self._recipe("resnet", RESNET, batch, steps, (*size, *bindings))
+
+    def lm(self, *bindings: str, batch: int = 64, steps: int = 80) -> list[str]:
+        size = ("layers = 1", "width = 64", "heads = 4", "kv_heads = 2", "hidden = 64") if self.small else ()
+        sizes = [f"language_model.{one}" for one in size] + (["text_corpus.length = 128"] if self.small else [])
+        return self._recipe("lm", LM, batch, steps, (*sizes, *bindings))
+
+    def _recipe(self, name: str, text: str, batch: int, steps: int, bindings: Sequence[str]) -> list[str]:
+        path = self.folder / f"{name}.gin"
+        path.write_text(text)
+        every = max(1, steps // 4)
+        if self.small:
+            batch, steps, every = 32 if name == "resnet" else 2, 4, 1
+        run = (f"global_batch_size = {batch}", f"steps = {steps}", f"steps_per_loop = {every}", f"log_every = {every}")
+        never = ("train.evaluate_every = 100000", "train.checkpoint_every = 100000", "Checkpoints.save_model = 'none'")
+        return [f"--gin_file={path}", *bound(*(f"train.{one}" for one in run), *never, *bindings)]
+
+    def timed(self, name: str, flags: Sequence[str], batch: int, seconds: float = 150, **more: Any) -> dict[str, Any]:
+        found = self.run(name, flags, more or None, seconds)
+        if found.get("examples_per_second"):
+            found["ms"] = round(batch / found["examples_per_second"] * 1e3, 2)
+        return found
+
+
+def bound(*bindings: str) -> list[str]:
+    """As flags."""
+    return [f"--gin_param={one}" for one in bindings]
+
+
+def apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """The largest difference of two runs' losses."""
+    pairs = list(zip(first["losses"], second["losses"], strict=False))
+    if not pairs:
+        raise RuntimeError("a run has logged no loss")
+    return max(abs(one - other) for one, other in pairs)
+
+
+def require(condition: bool, what: str) -> None:
+    if not condition:
+        raise RuntimeError(what)
+
+
+# ------------------------------------------------------------------------------------------------------------- cases
+
+
+def peers(check: Check) -> dict[str, Any]:
+    found = {}
+    for name in ("resnet_jax", "lm_jax", "resnet_torch", "lm_torch"):
+        command = [str(HERE / "gpu_peers.py"), name, *(["--small"] if check.small else [])]
+        code, said = check.finish(check.begin(command, f"peer_{name}"), f"peer_{name}", 150)
+        found[name] = json.loads(said.splitlines()[-1]) if code == 0 else {"error": said[-300:]}
+        if "No module named" in found[name].get("error", ""):
+            found[name] = f"not run: {found[name]['error']}"
+    return found
+
+
+def correct(check: Check) -> dict[str, Any]:
+    """All runs side by side: they are small, and nothing is timed."""
+    of_gpu = {
+        "float32": (FLOAT32,), "float32_again": (FLOAT32,), "float16": (FLOAT16,), "bfloat16": (BFLOAT16,),
+        "full_float32": (FLOAT32, "gpu.tf32 = False"), "killed": (FLOAT32, "train.checkpoint_every = 5"),
+    }  # fmt: skip
+    of_cpu = {"cpu_float32": (FLOAT32,), "cpu_float16": (FLOAT16,), "cpu_bfloat16": (BFLOAT16,)}
+    begun = [check.launch(name, check.digits(*more), SHARED) for name, more in of_gpu.items()]
+    begun.append(check.launch("deterministic", [*check.digits(FLOAT32), "--deterministic"], SHARED))
+    begun += [check.launch(name, check.digits(*more), CPU, on_gpu=False) for name, more in of_cpu.items()]
+    _kill_after(check, begun, "killed", 12)
+    runs = {run[0]: check.ended(run) for run in begun}
+    resumed = check.ended(check.launch("killed", check.digits(*of_gpu["killed"]), SHARED))
+    bad = {name: run for name, run in {**runs, "killed": resumed}.items() if run["exit"] != 0}
+    require(not bad, f"{bad}"[:1500])
+    found: dict[str, Any] = {
+        name: {"largest_difference_of_losses": apart(runs[name], runs[f"cpu_{name.removeprefix('full_')}"])}
+        for name in ("float32", "full_float32", "float16", "bfloat16")
+    }
+    found["again_same_bits"] = runs["float32"]["losses"] == runs["float32_again"]["losses"]
+    found["deterministic"] = {"largest_difference_of_losses": apart(runs["deterministic"], runs["cpu_float32"])}
+    found["killed_and_gone_on_same_bits"] = resumed["losses"] == runs["float32"]["losses"]
+    for name in ("float32", "full_float32", "float16", "bfloat16"):
+        far = FAR_APART[name.removeprefix("full_")]
+        require(found[name]["largest_difference_of_losses"] < far, f"{name}: {found[name]}, more than {far}")
+    return found
+
+
+def _kill_after(check: Check, begun: Sequence[Any], name: str, step: int) -> None:
+    """Ends a run with SIGKILL once it has logged a step."""
+    process, path = next(one for one in begun if one[0] == name)[1], check.folder / name / "metrics.jsonl"
+    while process.poll() is None and check.left > 0:
+        if path.exists() and path.read_text().count("\n") >= step:
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+        time.sleep(0.02)
+
+
+def resnet(check: Check) -> dict[str, Any]:
+    return check.timed("resnet", check.resnet(), 256)
+
+
+def lm(check: Check) -> dict[str, Any]:
+    return check.timed("lm", check.lm("train.attention = 'plain'"), 64)
+
+
+def kernel(check: Check) -> dict[str, Any]:
+    if check.small:
+        raise NotRun("cuDNN cannot be played")
+    found = {"timed": check.timed("lm_kernel", check.lm(KERNEL), 64)}
+    each = ("train.log_every = 1", "train.steps_per_loop = 1")
+    plain = check.run("lm_20", check.lm("train.attention = 'plain'", *each, steps=20))
+    mine = check.run("lm_kernel_20", check.lm(KERNEL, *each, steps=20))
+    found["largest_difference_of_20_losses"] = apart(plain, mine)
+    found["losses"] = {"plain": plain["losses"], "kernel": mine["losses"]}
+    require(found["largest_difference_of_20_losses"] < FAR_APART["attention"], f"{found}")
+    return found
+
+
+def transfer(check: Check) -> dict[str, Any]:
+    """Milliseconds of a step of matrix products with a batch that is on the GPU, put before it, or ahead of it."""
+    command = [str(HERE / "gpu_transfer.py"), *(["--small"] if check.small else [])]
+    code, said = check.finish(check.begin(command, "transfer"), "transfer", 60)
+    require(code == 0, said[-500:])
+    return json.loads(said.splitlines()[-1])
+
+
+def doctor(check: Check) -> dict[str, Any]:
+    checks = "--doctor_checks=driver,devices,gpus"
+    code, said = check.finish(
+        check.begin(["-m", "launcher.main", "--mode=doctor", checks, "--json"], "doctor"), "doctor", 240
+    )
+    report = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    require(
+        any("offered on each" in one["seen"] or "TensorFlow" in one["seen"] for one in report["findings"]), said[-900:]
+    )
+    return {"exit": code, "findings": [f"{one['status']} {one['check']}: {one['seen']}" for one in report["findings"]]}
+
+
+def auto(check: Check) -> dict[str, Any]:
+    flags = [*check.digits("train.precision = 'auto'"), f"--engine={check.engine}", "--dry_run"]
+    code, said = check.finish(check.begin(["-m", "launcher.main", *flags], "auto"), "auto", 240)
+    require(code == 0, said[-500:])
+    return {"plan": [line for line in said.splitlines() if line.startswith(("policy", "strategy", "note"))]}
+
+
+def memory(check: Check) -> dict[str, Any]:
+    """Plain attention's scores of a batch that no card holds: refused before the first step, with both figures."""
+    more = {"PLAYED_GPU_BYTES": str(2**20)}
+    flags = check.lm("train.attention = 'plain'", batch=2048, steps=4)
+    found = check.ended(check.launch("memory", flags, more), 170)
+    words = " ".join(found.get("said", []))
+    require(found["exit"] == 64 and "Traceback" not in words and "each device" in words, f"{found}"[-1500:])
+    said = [line for line in found["said"] if line.startswith("error:")]
+    return {"exit": 64, "seconds": found["seconds"], "said": said}
+
+
+def profile(check: Check) -> dict[str, Any]:
+    steps = "2:3" if check.small else "40:44"
+    flags = [
+        *check.lm(KERNEL if check.has_kernel else "train.attention = 'plain'", steps=60),
+        f"--profile_steps={steps}",
+    ]
+    check.run("profile", flags)
+    summary = json.loads((check.folder / "profile" / "summary.json").read_text())
+    require(bool(summary.get("kernels")) or check.small, "no kernels were traced")
+    return {"kernels": summary.get("kernels", "not run: CPU devices have no streams")}
+
+
+def long(check: Check) -> dict[str, Any]:
+    if check.small:
+        raise NotRun("cuDNN cannot be played")
+    longer = ("text_corpus.length = 8192", "language_model.max_length = 8192")
+    found = {}
+    for name, attention in (("kernel", KERNEL), ("plain", "train.attention = 'plain'")):
+        found[name] = check.timed(f"long_{name}", check.lm(*longer, attention, batch=4, steps=24), 4)
+    found["largest_difference_of_losses"] = apart(found["kernel"], found["plain"])
+    return found
+
+
+def sixteen(check: Check) -> dict[str, Any]:
+    found = {"float32": check.timed("resnet_float32", check.resnet(FLOAT32), 256)}
+    found["without_groups"] = check.timed("resnet_no_groups", check.resnet("resnet.norm_group_size = None"), 256)
+    found["deterministic"] = check.timed(
+        "lm_deterministic", [*check.lm("train.attention = 'plain'"), "--deterministic"], 64
+    )
+    return found
+
+
+def forecast(check: Check) -> dict[str, Any]:
+    """Memory that preflight forecasts for this card, compiled on this machine."""
+    card = check.card
+    if check.small or card is None:
+        raise NotRun("no card that preflight knows")
+    found = {}
+    for name, flags in (("resnet", check.resnet()), ("lm", check.lm("train.attention = 'plain'"))):
+        command = ["-m", "launcher.main", "--mode=preflight", f"--gpu_type={card}", "--engine=pjrt", *flags]
+        folder = check.folder / f"forecast_{name}"
+        code, said = check.finish(
+            check.begin([*command, f"--model_dir={folder}"], f"forecast_{name}", {"JAX_PLATFORMS": "cpu"}),
+            "forecast_" + name,
+            240,
+        )
+        require(code == 0, said[-500:])
+        report = json.loads((folder / "preflight.json").read_text())["cases"][0]
+        found[name] = {"program_gib": report["hbm"]["needed"] / 2**30, "time": report.get("bounds")}
+    return found
+
+
+def several(check: Check) -> dict[str, Any]:
+    if len(check.gpus) < 2:
+        raise NotRun("one GPU is there")
+    found = {}
+    for name, more in (("all", ()), ("shared_out", ("train.shard = 'all'",))):
+        flags = [one for one in check.digits(FLOAT32, *more) if one]
+        run = check.begin(
+            [str(HERE / "gpu_run.py"), *flags, "--engine=pjrt", f"--model_dir={check.folder / name}"], name
+        )
+        found[name] = check.ended((name, run, time.monotonic()))
+        require(found[name]["exit"] == 0, f"{found[name]}")
+    return found
+
+
+CASES: dict[str, Callable[[Check], dict[str, Any]]] = {
+    one.__name__: one
+    for one in (
+        peers,
+        correct,
+        resnet,
+        lm,
+        kernel,
+        transfer,
+        doctor,
+        auto,
+        memory,
+        profile,
+        long,
+        sixteen,
+        forecast,
+        several,
+    )
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_check.json"), help="where what was found goes, as JSON")
+    parser.add_argument("--seconds", type=float, default=600, help="for all cases")
+    parser.add_argument("--cases", default=",".join(CASES), help="some of them, with commas")
+    parser.add_argument("--engine", choices=("pjrt", "tensorflow"), default="pjrt")
+    parser.add_argument("--keep", help="a folder for what the runs print")
+    parser.add_argument("--rehearse", action="store_true", help="on CPU devices that play a GPU")
+    options = parser.parse_args()
+    unknown = set(options.cases.split(",")) - CASES.keys()
+    if unknown:
+        parser.error(f"--cases: no such case: {', '.join(sorted(unknown))}")
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the cases; 0 where none has failed."""
+    check = Check(options)
+    found: dict[str, Any] = {"date": str(datetime.date.today()), "engine": options.engine, "rehearsed": check.small}
+    found |= {"gpus": check.gpus, "versions": versions(), "cases": {}, "runs": check.runs}
+    failed = False
+    for name in options.cases.split(","):
+        started = time.monotonic()
+        try:
+            case, how = CASES[name](check), "passed"
+        except NotRun as why:
+            case, how = {"not_run": str(why)}, f"not run: {why}"
+        except Exception as error:
+            failed, case, how = True, {"failed": f"{type(error).__name__}: {error}"}, f"FAILED: {error}"
+        found["cases"][name] = {"seconds": round(time.monotonic() - started, 1), **case}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"## {name}: {how}\n{json.dumps(case)[:1200]}", flush=True)
+        if failed and check.small:
+            break
+    return int(failed)
+
+
+def versions() -> dict[str, str]:
+    """Of what computes."""
+    import importlib.metadata
+
+    names = (
+        "tensorflow",
+        "tensorflow-cpu",
+        "keras",
+        "jax",
+        "jaxlib",
+        "jax-cuda12-pjrt",
+        "jax-cuda13-pjrt",
+        "torch",
+        "flax",
+    )
+    found = {"python": sys.version.split()[0]}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
