@@ -25,6 +25,7 @@ from models.normalization import BatchNormalization
 from models.transformer import jax_function
 from models.transformer.attention import Attention
 from models.transformer.attention_form import Form
+from models.transformer.layers import FeedForward
 
 BATCH_NORM = "train.batch_norm"
 
@@ -44,6 +45,8 @@ def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> Non
     `note` is told what a person should know. UsageError where the recipe asks for what no layer of the model can do.
     """
     _set_attention(model, plan)
+    for layer in [one for one, *_ in walk(model) if isinstance(one, FeedForward)]:
+        layer.joined = xla.is_compiling if plan.strategy.accelerator == "gpu" else bool
     _set_rematerialization(model, plan)
     _set_batch_norm(model, plan, note)
 

@@ -193,3 +193,30 @@ def test_dropout_with_a_seed_is_a_function_of_the_seed():
     assert (first != other).any()
     assert set(first) == {0.0, 2.0}
     np.testing.assert_array_equal(layer.with_seed(None)(ones), ones)
+
+
+@pytest.mark.parametrize("kind", ["joined", "watched", "overridden"])
+def test_a_gated_network_whose_backward_pass_is_joined_has_the_same_gradients(kind, monkeypatch):
+    joined, calls = layers._gated, []
+    monkeypatch.setattr(layers, "_gated", lambda *of: calls.append(of) or joined(*of))
+    network = layers.FeedForward(width=6, hidden=10, activation="swiglu", name="network")
+    if kind == "overridden":
+        network.up.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    network.build((None, None, 6))
+    inputs, upstream = tf.constant(normal(2, 5, 6)), tf.constant(normal(2, 5, 6, seed=1))
+
+    @tf.function(jit_compile=True)
+    def found():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = network(inputs)
+        of = [inputs, *(weight.value for weight in network.trainable_weights)]
+        return outputs, *tape.gradient(outputs, of, upstream)
+
+    plain = found()
+    network.joined = lambda: True
+    if kind == "watched":
+        network.gate.call = network.gate.call
+    for ours, wanted in zip(tf.function(found.python_function, jit_compile=True)(), plain, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
+    assert bool(calls) == (kind == "joined")
