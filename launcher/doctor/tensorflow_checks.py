@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from launcher.doctor import child, nvidia
-from launcher.doctor.check import TENSORFLOW_SECONDS, Context, Finding, Skip, check, fail, ok, warn
+from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED
 from launcher.machine import installation
 
@@ -77,14 +77,10 @@ def _of_jax(context: Context) -> Iterator[Finding]:
     """Of the GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
     if not nvidia.count(context):
         raise Skip("no GPU")
-    outcome = child.run("jax_child", {}, environ=context.environ, timeout_seconds=TENSORFLOW_SECONDS)
-    answer = outcome.answers.get("gpus")
-    if answer is None or answer.error:
-        yield fail(answer.error if answer else f"the process that starts JAX {outcome.how}", "see nvidia-smi")
-    elif answer.refused:
-        yield warn(answer.refused, f"for --engine=pjrt: {installation.command('jax_cuda12')}")
+    answer, values = context.says("jax_gpus"), context.says("jax_gpus").values
+    if answer.problem:
+        yield warn(f"--engine=pjrt: {answer.problem}", f"see nvidia-smi; {installation.command('jax_cuda12')}")
     else:
-        values = answer.values
         seen = (
             f"--engine=pjrt: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each"
         )

@@ -109,8 +109,33 @@ def _gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     return {"memory_growth": growth, "tf32": tf.config.experimental.tensor_float_32_execution_enabled()}
 
 
+def _jax_gpus(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Starts JAX on the GPUs that TensorFlow does not list, as a training does; None where there are none.
+
+    A product on each, added up over all, says whether they compute.
+    """
+    import numpy as np
+
+    from launcher.machine import devices, jax_devices, nvidia
+    from launcher.machine.cluster import resolve
+
+    if devices.discover().gpus or not nvidia.visible(os.environ):
+        return None
+    alone = resolve({})
+    found = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone, None)
+    jax, count = found.jax, len(found.all)
+    spread = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(found.all), "x"), jax.sharding.PartitionSpec("x"))
+    ones = jax.device_put(np.ones((count, 256, 256), np.float32), spread)
+    if (total := float(jax.jit(lambda one: (one @ one).sum())(ones))) != count * 256.0**3:
+        raise RuntimeError(f"the GPUs multiply or add up wrongly: the sum is {total}, not {count * 256.0**3}")
+    return {"model": found.all[0].device_kind, "count": count, "bytes": found.memory_bytes}
+
+
 # By name, in the order in which they are taken.
-TOPICS = {one.__name__.removeprefix("_"): one for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus)}
+TOPICS = {
+    one.__name__.removeprefix("_"): one
+    for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _jax_gpus)
+}
 
 
 if __name__ == "__main__":

@@ -34,11 +34,6 @@ class NvidiaGpu(NamedTuple):
         found = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
         return (int(found[1]), int(found[2])) if found else None
 
-    @property
-    def bytes(self) -> int:
-        """Of all its memory; 0 where the driver does not say."""
-        return int(self.total) * 2**20 if self.total.isdigit() else 0
-
 
 def ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
     """nvidia-smi's answer on some fields, a line for each GPU."""
@@ -87,26 +82,22 @@ def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, Nv
         return {gpu.number: gpu for gpu in there or ()}
     found: dict[str, NvidiaGpu] = {}
     names = [name.strip() for name in named.split(",")]
-    kind = next((kind for kind in ("GPU-", "MIG-") if names[0].startswith(kind)), "")
+    kind = names[0][:4] if names[0].startswith(("GPU-", "MIG-")) else ""
     for name in names:
-        gpu = _meant(name, kind, there)
-        if gpu is None:
+        number = re.match(r"\+?\d+", name)  # CUDA reads no further
+        if not (name.startswith(kind) if kind else number):
             break
-        if name in found or (gpu in found.values() and kind != "MIG-"):
+        if there is None:
+            fit = [NvidiaGpu(name)]
+        elif number:
+            fit = [*there[int(number[0]) :][:1]]
+        elif kind == "MIG-" or not any(gpu.uuid for gpu in there):  # whose UUIDs are not listed
+            fit = [gpu._replace(uuid=name) for gpu in there[:1]]
+        else:
+            fit = [gpu for gpu in there if gpu.uuid.startswith(name)]
+        if len(fit) != 1:
+            break
+        if name in found or fit[0] in found.values():
             return {}
-        found[name] = gpu
+        found[name] = fit[0]
     return found
-
-
-def _meant(name: str, kind: str, there: Sequence[NvidiaGpu] | None) -> NvidiaGpu | None:
-    number = re.match(r"\+?\d+", name)  # CUDA reads no further
-    if not (name.startswith(kind) if kind else number):
-        return None
-    if there is None:
-        return NvidiaGpu(name)
-    if number:
-        return next(iter(there[int(number[0]) :]), None)
-    fit = [gpu for gpu in there if gpu.uuid.startswith(name)]
-    if kind == "MIG-" or not any(gpu.uuid for gpu in there):  # whose UUIDs are not listed
-        return there[0]._replace(uuid=name) if there else None
-    return fit[0] if len(fit) == 1 else None

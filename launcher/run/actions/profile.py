@@ -43,15 +43,15 @@ def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
     """The ten kernels of JAX's newest trace that take most of a GPU: name, how often in all, ms a step."""
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime, default=None)
     events = json.loads(gzip.decompress(newest.read_bytes()))["traceEvents"] if newest else []
-    names = {
-        (one["pid"], one.get("tid")): one["args"]["name"]
+    # Beside a GPU's streams stand others that say the same by module and by operation.
+    streams = {
+        (one["pid"], one["tid"])
         for one in events
-        if one.get("ph") == "M" and "name" in one.get("args", {})
+        if one.get("name") == "thread_name" and "Stream" in one["args"]["name"]
     }
     found: dict[str, list[float]] = collections.defaultdict(list)
     for one in events:
-        # Beside a GPU's streams stand others that say the same by module and by operation.
-        if one.get("ph") == "X" and "Stream" in names.get((one["pid"], one["tid"]), ""):
+        if one.get("ph") == "X" and (one["pid"], one["tid"]) in streams:
             found[one["name"]].append(one["dur"])
     ranked = sorted(found.items(), key=lambda item: -sum(item[1]))[:10]
     return [(name, len(times), sum(times) / 1e3 / num_steps) for name, times in ranked]
