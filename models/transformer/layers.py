@@ -150,8 +150,8 @@ class FeedForward(keras.layers.Layer):
         output_scale: Factor of the initial output projection.
 
     Attributes:
-        joined: Tells while it is called whether the backward pass of "swiglu" is to have one product in the place of
-            two, of gradients that one kernel writes, as suits a GPU's compiler; whoever trains the model may set it.
+        joined: Tells while it is called whether "swiglu" is to multiply by both matrices at once, so that one kernel
+            writes both gradients, as suits a GPU's compiler; whoever trains the model may set it.
     """
 
     joined: Callable[[], bool] = bool
@@ -176,28 +176,9 @@ class FeedForward(keras.layers.Layer):
         # Each by itself where one computes in another dtype, or is watched.
         alike = {inputs.dtype, *(tf.as_dtype(one.compute_dtype) for one in (self.gate, self.up))} == {inputs.dtype}
         if self.joined() and alike and "call" not in vars(self.gate):
-            kernels = (tf.cast(one.kernel, inputs.dtype) for one in (self.gate, self.up))
-            return self.down(_gated(inputs, *kernels))
+            kernels = [tf.cast(one.kernel, inputs.dtype) for one in (self.gate, self.up)]
+            both = tf.tensordot(inputs, tf.concat(kernels, axis=1), 1)
+            # Slices, not tf.split, whose gradients XLA would make one by one and copy.
+            return self.down(self._activation(both[..., : self._hidden]) * both[..., self._hidden :])
         gate, up = self._activation(self.gate(inputs)), self.up(inputs)
         return self.down(tf.cast(gate, up.dtype) * up)
-
-
-@tf.custom_gradient
-def _gated(inputs: tf.Tensor, gate: tf.Tensor, up: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-    """silu(inputs @ gate) * (inputs @ up)."""
-    width, hidden = gate.shape
-    first, second = (tf.tensordot(inputs, kernel, 1) for kernel in (gate, up))
-
-    def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        wide, by = tf.cast(first, tf.float32), tf.cast(upstream, tf.float32)
-        share = tf.sigmoid(wide)
-        of_first, of_second = by * tf.cast(second, tf.float32) * share * (1 + wide * (1 - share)), by * wide * share
-        # Of what is concatenated, XLA makes each part by itself and copies it.
-        sides = ((of_first, [0, hidden]), (of_second, [hidden, 0]))
-        both = tf.add_n([tf.pad(tf.cast(one, inputs.dtype), [[0, 0], [0, 0], side]) for one, side in sides])
-        of_inputs = tf.tensordot(both, tf.concat([gate, up], axis=1), [[-1], [1]])
-        rows = tf.reshape(both, [-1, 2 * hidden])
-        of_kernels = tf.matmul(tf.reshape(inputs, [-1, width]), rows, transpose_a=True)
-        return of_inputs, *tf.split(of_kernels, 2, axis=1)
-
-    return tf.nn.silu(first) * second, gradients
