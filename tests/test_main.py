@@ -175,7 +175,7 @@ def test_checkpoint_of_another_model_is_refused_and_kept(capsys, tmp_path, monke
     capsys.readouterr()
     assert entry.main([*command, *SMALL, "--gin_param=mlp.units = 16"]) == 64
     message = capsys.readouterr().err
-    assert "another model" in message
+    assert "mlp.units: 32 then, 16 now" in message
     assert "--model_dir" in message
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 

@@ -9,13 +9,14 @@ TensorFlow is imported when tensors are written or read, so whoever only asks fo
 
 from launcher.checkpoints.best import Best
 from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
-from launcher.checkpoints.manifest import DATA, HOST, find_damage
+from launcher.checkpoints.manifest import DATA, HOST, PROGRAM, find_damage
 from launcher.checkpoints.saver import Saver, Together
 from launcher.checkpoints.store import CheckpointStore
 
 __all__ = [
     "DATA",
     "HOST",
+    "PROGRAM",
     "Best",
     "CheckpointReadError",
     "CheckpointStore",

@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 STATE = "state"  # what the names of all other files begin with
 HOST = "host/"  # begins the names of state that belongs to no variable, of any size, understood by who wrote it
+PROGRAM = "program"  # the part that says what the program is
 DATA = "data"  # the part of a run's record that says what its order of examples owes to the data
 _FILE = re.compile(rf"{STATE}\.[\w-]+")
 _CHUNK_BYTES = 4 * 2**20
@@ -142,7 +143,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
     "step": _is_whole_number,
     "time": lambda value: type(value) in (int, float) and -math.inf < value < math.inf,
     "metrics": _is_table,
-    "run": _is_table,
+    "run": lambda value: _is_table(value) and _is_table((value or {}).get(PROGRAM)),
     "scaling": _is_table,
     "files": _are_files,
     "tensors": lambda value: isinstance(value, dict) and all(map(_is_tensor, value.values())),

@@ -19,7 +19,7 @@ from launcher.checkpoints.best import Best, forget_best, read_best, write_best, 
 from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
-from launcher.checkpoints.manifest import DATA, HOST, Damage, find_damage, folder_name, is_complete, read_manifest
+from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
 from launcher.machine import regular_file
 
@@ -37,7 +37,7 @@ class CheckpointStore:
         keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
         keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
         is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
-        run: What must not change when the run goes on, by name; recorded in every manifest. Kept as an attribute.
+        run: What is compared when the run goes on, by name; recorded in every manifest. Kept as an attribute.
         scaling: What the state of the loss scale belongs to, see `launcher.step.precision`; recorded in every manifest.
         before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
             that. Kept as an attribute.
@@ -312,26 +312,6 @@ class CheckpointStore:
                 f"This model_dir holds a checkpoint of another model (step {step} in {self._directory}).{details}\n"
                 f"Choose another --model_dir, or remove {self._directory.parent}."
             )
-
-    def check_same_run(self, step: int) -> None:
-        """Refuses the checkpoint of a run that saw its examples in another order, by what was recorded of its `run`.
-
-        Raises:
-            UsageError: An argument of `train` that decides the order differs; `DATA` is not compared.
-            CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
-        """
-        found = self.manifest(step).get("run") or {}
-        changed = [name for name, value in self.run.items() if found.get(name, value) != value and name != DATA]
-        if not changed:
-            return
-        was = ", ".join(f"train.{name} = {found[name]}" for name in changed)
-        now = ", ".join(f"{self.run[name]}" for name in changed)
-        seed = f" (or --seed={found['seed']})" if "seed" in changed else ""
-        raise UsageError(
-            f"This model_dir holds a run that was begun with {was} (step {step} in {self._directory}); with {now} it "
-            f"would see its examples in another order. Give the value it was begun with{seed}, or choose another "
-            "--model_dir."
-        )
 
     def _folder(self, step: int) -> Path:
         return self._directory / folder_name(step)

@@ -40,16 +40,28 @@ class Trial(NamedTuple):
     arguments: list[str]
 
     def is_done(self) -> bool:
-        """Whether this very command has come to its end."""
+        """Whether this very command has come to its end, and would train the same now; in doubt the run knows."""
         found = run_folder.read(self.folder)
-        ran = shlex.split(found.record.command) if found.record else []
-        return found.status == "completed" and ran[-len(self.arguments) :] == self.arguments
+        if found.record is None or found.status != "completed":
+            return False
+        ran = shlex.split(found.record.command)
+        return ran[-len(self.arguments) :] == self.arguments and _is_as_it_was(found.record)
 
     def said(self, how: str) -> str:
         """How it ended, and what it came to."""
         results = comparison.ComparedRuns.of([run_folder.read(self.folder)]).results().items()
         told = [f"{name} {cells[0]}" for name, cells in results if name.startswith("best ") or name == "wall time"]
         return ", ".join([f"{self.title}: {how}", *told])
+
+
+def _is_as_it_was(record: run_folder.RunRecord) -> bool:
+    """Whether a run's recipe is all of its program, and in files that nobody has touched since."""
+    opened: list[str] = []
+    with contextlib.suppress(UsageError, OSError):
+        read = [one for name in record.recipe for one in gin_files.read_file(gin_files.find_file(name), opened=opened)]
+        is_all = not any(isinstance(one, gin_files.Import) for one in read)
+        return is_all and all(os.path.getmtime(path) < record.started for path in opened)
+    return False
 
 
 def run(options: flags.FlagValues, model_dir: str, console: JobConsole, *given: Sequence[str]) -> int:

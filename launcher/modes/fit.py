@@ -25,6 +25,7 @@ from launcher.run import programs
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
+from launcher.run.start.value_text import text_of
 from launcher.tasks import keras_callbacks, keras_private
 from launcher.tasks.keras_model import KerasTask
 
@@ -112,6 +113,9 @@ def fit(
     validation = as_tuple(validation if validation_data is None else validation_data)
     source = build if model is None else _builder(model)
     handler = programs.handler()
+    # Those of a program without a seed are others in each process.
+    first = [] if model is None or keras_private.seed_of_program() is None else model.weights
+    first_weights = text_of([one.numpy() for one in first]) if first else ""
     strategy = _chosen(strategy, model if replicas is None else None, is_program=handler is not None)
     if workers is not None and handler is None:
         if model is not None:
@@ -141,7 +145,7 @@ def fit(
         validation_freq=validation_freq,
         verbose=verbose,
     )
-    task.has_model = model is not None
+    task.has_model, task.first_weights = model is not None, first_weights
     size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")

@@ -182,6 +182,11 @@ class Optimizer:
         del self._keras.add_variable_from_reference
 
     @property
+    def keras_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """The Keras optimizer."""
+        return [self._keras]
+
+    @property
     def clipping(self) -> dict[str, float]:
         """The bound on gradients that the Keras optimizer was made with, as arguments of the step's `Clipping`.
 

@@ -19,11 +19,12 @@ class Part:
       variables: those that it updates.
 
     Attributes:
+      keras_optimizer: the one that it was made of.
       clipping: the bound on gradients that it was made with, as arguments of the step's `Clipping`.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]):
-        self._keras, self._variables = optimizer, list(variables)
+        self.keras_optimizer, self._variables = optimizer, list(variables)
         self._optimizer = Optimizer(optimizer, settable_rate=True)
         self._positions: list[int] = []
         self.clipping = self._optimizer.clipping
@@ -33,9 +34,9 @@ class Part:
         for variable in self._variables:
             if id(variable) not in positions:
                 raise UsageError(
-                    f"train_step applies {self._keras.name!r} to {getattr(variable, 'path', variable.name)!r}, which "
-                    "is not among the model's trainable_variables: make it a weight of a layer or of the model, and "
-                    "leave it trainable"
+                    f"train_step applies {self.keras_optimizer.name!r} to {getattr(variable, 'path', variable.name)!r},"
+                    " which is not among the model's trainable_variables: make it a weight of a layer or of the model, "
+                    "and leave it trainable"
                 )
         self._positions = [positions[id(variable)] for variable in self._variables]
         own = None if multipliers is None else [multipliers[position] for position in self._positions]
@@ -57,7 +58,7 @@ class Part:
 
     def learning_rate(self) -> tf.Tensor:
         """The rate of the next update, whose number, as for Keras, is that of the updates before it."""
-        return self._optimizer.learning_rate(tf.cast(tf.convert_to_tensor(self._keras.iterations), tf.float32))
+        return self._optimizer.learning_rate(tf.cast(tf.convert_to_tensor(self.keras_optimizer.iterations), tf.float32))
 
     def apply(
         self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
@@ -93,6 +94,11 @@ class Optimizers:
     def parts(self) -> list[Part]:
         """Each of them."""
         return list(self._parts.values())
+
+    @property
+    def keras_optimizers(self) -> list[keras.optimizers.Optimizer]:
+        """All of them."""
+        return [one.keras_optimizer for one in self.parts]
 
     def part(self, optimizer: keras.optimizers.Optimizer) -> Part | None:
         """That of a Keras optimizer; None of one that was not among the uses."""

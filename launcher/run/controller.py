@@ -103,6 +103,17 @@ class Controller:
         """Why an action has ended the run before its last step, also in an earlier attempt; "" if none has."""
         return next(filter(None, (action.why_ended() for action in self._actions)), "")
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether an earlier attempt has trained all there is to train."""
+        return not self._evaluation_due and (self._trainer.step >= self._total_steps or bool(self._ended_early))
+
+    @property
+    def ending(self) -> str:
+        """What to say then."""
+        why = f": {self._ended_early}" if self._ended_early else ""
+        return f"already trained to step {self._trainer.step} of {self._total_steps}{why}"
+
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
         with self._phase("compile"), self._reporter.waiting(self._input):
@@ -175,18 +186,18 @@ class Controller:
             return f"asked to stop in an evaluation: step {step} is saved; the same command goes on from there"
 
     def _train(self) -> None:
-        trainer, total = self._trainer, self._total_steps
+        trainer = self._trainer
         step = trainer.step
         if self._evaluation_due:
             for action in self._actions:
                 action.goes_on()
             self._evaluate_and_save(step, again=True)
+            self._evaluation_due = False
             self._finish_saving()
             if step >= self._total_steps:
                 return
-        if step >= total or self._ended_early:
-            why = f": {self._ended_early}" if self._ended_early else ""
-            self._reporter.note(f"already trained to step {step} of {total}{why}")
+        if self.has_ended:
+            self._reporter.note(self.ending)
             self._check_trained()
             if self._evaluates:
                 self.evaluate()

@@ -53,6 +53,9 @@ class Checkpoints:
         the next one.
       on_changed_data: what it means that the training data is not what it was when the checkpoint was written that the
         run goes on from: "stop", or "continue" with the data that is there now.
+      on_changed_program: what it means that the program is not the one that wrote this checkpoint, in what decides what
+        is trained: "stop", "continue" with what it is now, or "fresh" to begin anew, with what is in the folder moved
+        to `before_1` in it. A learning rate, a dropout and the like may change in any case, from there on.
       save_model: whose weights MODEL_DIR/model.keras gets when training ends: "best" (the best checkpoint's, else the
         last one's), "last", or "none" to write no such file. They are averaged where `train.evaluate_ema` evaluates
         averages.
@@ -64,11 +67,13 @@ class Checkpoints:
     asynchronous: bool = True
     on_error: str = "stop"
     on_changed_data: str = "stop"
+    on_changed_program: str = "stop"
     save_model: str = "best"
 
     def __post_init__(self) -> None:
         check_least("Checkpoints", self, keep=1, every_minutes=0, keep_every_hours=0)
         known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
+        known["on_changed_program"] = (*ON_ERROR, "fresh")
         _check_known("Checkpoints", self, known)
 
 

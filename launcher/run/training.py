@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from launcher.checkpoints import DATA, Best, CheckpointStore, Saver, Together
+from launcher.checkpoints import DATA, PROGRAM, Best, CheckpointStore, Saver, Together
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
 from launcher.machine import accelerators, exit_barrier, gce, tpu
 from launcher.model_dir import lease
-from launcher.reporting import attempts
+from launcher.reporting import attempts, strict_json
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.console import Silence
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import Sink
+from launcher.reporting.summary import FILE_NAME as SUMMARY
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.reporting.trackers import Prometheus, TrainJobStatus
 from launcher.run import description, session
@@ -38,12 +41,14 @@ from launcher.run.controller import Controller
 from launcher.run.input_faults import check_checkpoints, damage_named, input_was_there
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.run.start import assets, start_weights, starting_point
+from launcher.run.start import assets, program_record, start_weights, starting_point
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step import layer_policies
 from launcher.worker import progress
 from launcher.worker.preemption import StopRequest
 from launcher.worker.progress import Progress
+
+_logger = logging.getLogger(__name__)
 
 _SUMMARY_SECONDS = 3.0  # at most, of a process that is about to end whatever its main thread does
 
@@ -164,6 +169,8 @@ class _Run:
         self._last_events = base.LastEvents()
         self._actions: Sequence[base.Action] = ()
         self._callbacks: KerasCallbacks | None = None
+        self._change = ""  # of the program, since an earlier attempt
+        self._is_over = False  # since an earlier attempt, which has written all
         self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
 
     def train_or_evaluate(self) -> None:
@@ -174,6 +181,14 @@ class _Run:
         stop = StopRequest(self._leave, tell.stopping)
         lasting = self._lasting_actions(restored.built, tell)
         underway = self._go_on(restored, stop, lasting)
+        if trains and underway.controller.has_ended and self._is_told(restored.start):
+            self._is_over = True
+            self._say(f"{self._change}{self._change and '; '}{underway.controller.ending}")
+            gin_used.check_all_used(traced=False)
+            if self._plan.recipe.task.has_model:
+                restored.built.trainer.bring_home()
+            return
+        self._say(self._change)
         with gin_bindings.usage_errors():
             if trains:
                 with layer_policies.explained(self._plan.recipe.precision_overrides):
@@ -198,22 +213,42 @@ class _Run:
                 note = self._order.save_model(restored.built.model, restored.store)
             self._reporter.note(note)
 
+    def _say(self, note: str) -> None:
+        """Tells people a note, in any case where the program has changed."""
+        if note and self._is_chief:
+            is_shown = self._plan.recipe.task.verbose or not self._change
+            (self._reporter.note if is_shown else _logger.warning)(note)
+
+    def _is_told(self, start: StartingPoint) -> bool:
+        """Whether the folder's summary is of the run's end."""
+        told = strict_json.read_object(Path(self._order.model_dir, SUMMARY))
+        return told.get("status") == "completed" and told.get("step") == start.step
+
     def _restore_first(self) -> _Restored:
         """Builds the session and gives it the state from which the run goes on."""
         plan, recipe = self._plan, self._plan.recipe
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
             built = self._order.build(plan)
             data = pipeline.described(plan.data) if self._order.trains else {}
+            program = program_record.described(plan, built.trainer, self._order.model_dir)
         store = CheckpointStore(
             os.path.join(self._order.model_dir, "checkpoints"),
             keep=recipe.checkpoints.keep,
             keep_every_hours=recipe.checkpoints.keep_every_hours,
             is_chief=self._is_chief,
-            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: data},
+            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: data, PROGRAM: program},
             scaling=built.trainer.state.scaling,
             before_write=self._held.verify,
         )
-        return self._restore(built, store, data)
+        if not self._order.trains:
+            return self._restore(built, store, data)
+        how = recipe.checkpoints.on_changed_program
+        self._change, state = program_record.settle(
+            store, built.trainer, program, self._order.model_dir, how, self._order.from_chief
+        )
+        restored = self._restore(built, store, data)
+        built.trainer.state.restore(state)
+        return restored
 
     def _restore(self, built: Session, store: CheckpointStore, data: Mapping[str, Any]) -> _Restored:
         order, recipe = self._order, self._plan.recipe
@@ -404,7 +439,7 @@ class _Run:
         finally:
             for action in self._actions:
                 action.close()
-            if not self._order.trains or not is_ours or self._held.ask():
+            if not self._order.trains or not is_ours or self._is_over or self._held.ask():
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()
             else:

@@ -22,6 +22,7 @@ from launcher.step.gradients import Checked
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.workers import Workers, on_replicas
+from launcher.tasks.keras_private import as_if_first
 
 # Prefixes of names in a checkpoint.
 MODEL, AVERAGES, SCALE = "model/", "ema/", "loss_scale/"
@@ -115,7 +116,7 @@ class State:
             named[f"{SCALE}{field}"] = variable
         named |= weight_names(self._model)
         for variable in self._optimizer.variables:
-            named[unique_name(f"optimizer/{variable.path}", named)] = variable
+            named[unique_name(as_if_first(f"optimizer/{variable.path}", self._model), named)] = variable
         names = {id(variable): name for name, variable in named.items()}
         for source, average in self._ema.variables:
             named[average_of(names[id(source)])] = average
@@ -331,7 +332,7 @@ def weight_names(model: keras.Model) -> dict[str, keras.Variable]:
     """A model's weights by the names that they have in a checkpoint, in its order."""
     named: dict[str, keras.Variable] = {}
     for variable in model.weights:
-        named[unique_name(f"{MODEL}{variable.path}", named)] = variable
+        named[unique_name(as_if_first(f"{MODEL}{variable.path}", model), named)] = variable
     return named
 
 

@@ -47,6 +47,7 @@ class Task:
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
       has_model: whether `model()` gives a model that the program has made already.
+      first_weights: a digest of the weights of such a model, where the program makes the same ones each time.
       initial_epoch: the number that callbacks know the first epoch by.
       validation_freq: which of the evaluations at ends of epochs are made: each of so many, or those of the epochs of
         these numbers, counted from 1.
@@ -64,6 +65,7 @@ class Task:
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
     has_model: bool = False
+    first_weights: str = ""
     initial_epoch: int = 0
     validation_freq: int | Sequence[int] = 1
     verbose: int = 1

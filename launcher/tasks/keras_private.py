@@ -5,7 +5,9 @@ Keras's own trainers step around the one by `_losses_override`, and around the o
 """
 
 import contextlib
+import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,10 +18,11 @@ from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
 # variables `_value` and `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their
-# indices and `_distribution_strategy`, trainers the two functions, numbers without a seed the other one. Noticed by
-# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py,
-# tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a
-# TrainingError or an AttributeError names what is gone.
+# indices and `_distribution_strategy`, trainers the two functions, numbers without a seed the other one, and what a
+# program was seeded with `get_random_seed`. Noticed by tests/tasks/test_keras_metrics.py,
+# tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py, tests/modes/test_fit.py,
+# tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a TrainingError or an
+# AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
@@ -107,6 +110,43 @@ def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
     return found
 
 
+def given_metrics(model: keras.Model) -> list[Any]:
+    """What a model was compiled with as its metrics."""
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
+    return [one for one in keras.tree.flatten(given) if one is not None]
+
+
+def seed_of_program() -> int | None:
+    """What `keras.utils.set_random_seed` was called with."""
+    module = sys.modules[keras.utils.set_random_seed.__module__]
+    seed: int | None = getattr(module, "get_random_seed", lambda: None)()
+    return seed
+
+
+_counted_from: weakref.WeakKeyDictionary[keras.Model, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+def _firsts(parts: Sequence[Any]) -> dict[str, int]:
+    """Of names that Keras has counted up in this process, the first count."""
+    found = dict[str, int]()
+    for part in parts:
+        base, _, number = part.name.rpartition("_")
+        base, number = (base, number) if number.isdigit() else (part.name, "0")
+        if base.replace("_", "") == type(part).__name__.lower():
+            found[base] = min(found.get(base, sys.maxsize), int(number))
+    return {base: first for base, first in found.items() if first}
+
+
+def as_if_first(name: str, model: keras.Model) -> str:
+    """A name in a checkpoint, with counts of Keras as if a model that was given were the first of its process."""
+    firsts = _counted_from.get(model)
+    if not firsts:
+        return name
+    counted = re.compile(rf"(?<![a-z0-9])({'|'.join(firsts)})_(\d+)(?!\d)")
+    return counted.sub(lambda it: f"{it[1]}_{int(it[2]) - firsts[it[1]]}".removesuffix("_0"), name)
+
+
 class Held:
     """What a model, its parts, metrics and optimizers hold of a strategy, with the values that its variables have."""
 
@@ -120,12 +160,11 @@ class Held:
         inner = [value for part in parts for value in vars(part).values()]
         optimizers = [one for one in inner if isinstance(one, keras.optimizers.Optimizer)]
         self._optimizers = [*optimizers, *(getattr(one, "inner_optimizer", one) for one in optimizers)]
+        _counted_from[model] = _firsts([*parts, *self._optimizers])
         variables = [one for part in [*parts, *optimizers] for one in part.variables]
         variables += [one for held in self._models for one in held.metrics_variables]
         for held in self._models:  # metrics that were given to compile; before the first batch nothing else names them
-            compiled = getattr(held, "_compile_metrics", None)
-            given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
-            metrics = [one for one in keras.tree.flatten(given) if isinstance(one, keras.metrics.Metric)]
+            metrics = [one for one in given_metrics(held) if isinstance(one, keras.metrics.Metric)]
             variables += [variable for one in metrics for variable in one.variables]
         found = {id(one): one for one in variables if getattr(one, "_value", None) is not None}
         self._values = [(one, one.numpy()) for one in found.values()]

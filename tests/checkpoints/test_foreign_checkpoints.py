@@ -176,7 +176,6 @@ def test_a_newer_version_may_record_more_in_the_same_format(two: tuple[Checkpoin
     whole = json.loads((folder / "manifest.json").read_text())
     sealed(folder, {**whole, "run": None, "host": {"name": "one"}})
     assert store.latest() == 2
-    store.check_same_run(2)
     assert_same_bits(store.read(2), state_of(2, 2))
 
 
@@ -212,7 +211,7 @@ def test_whatever_stands_in_a_manifest_ends_in_words(kept: Path, data: st.DataOb
     store = CheckpointStore(str(kept.parent), keep_every_hours=1.0, run={"seed": 1})
     is_whole = find_damage(kept) is None
     assert store.steps() == [1] or not is_whole
-    for use in (store.read, store.check_same_run, lambda step: store.check_compatible(step, {"step": ((), "int64")})):
+    for use in (store.read, lambda step: store.check_compatible(step, {"step": ((), "int64")})):
         with contextlib.suppress(CheckpointReadError, UsageError):
             use(1)
 

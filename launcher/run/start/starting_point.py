@@ -73,12 +73,12 @@ def restore(
       start_from: what a run that starts anew starts with; None for what it was built with.
 
     Raises:
-      UsageError: the checkpoint is of another model, or of a run with another order of examples; or the weights to
-        start with are.
+      UsageError: the checkpoint is of another model, or of a run that left out other batches; or the weights to start
+        with are of another model.
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
     """
-    return _put(trainer, *_read(store, trainer, same_order, start_from), same_order)
+    return _put(trainer, *_read(store, trainer, start_from), same_order)
 
 
 def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
@@ -97,7 +97,7 @@ def restore_from_chief(
     """
     wire = FromChief(trainer.strategy, is_chief=store.is_chief)
     if store.is_chief:
-        found = _hand_out(wire, trainer, lambda: _read(store, trainer, same_order, start_from))
+        found = _hand_out(wire, trainer, lambda: _read(store, trainer, start_from))
     else:
         found = _take(wire, trainer)
     return _put(trainer, *found, same_order)
@@ -155,14 +155,10 @@ def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoin
     return StartingPoint(notes=(found.note,), listing=found.listing), state
 
 
-def _read(
-    store: CheckpointStore, trainer: Trainer, same_order: bool, start_from: StartFrom | None
-) -> tuple[StartingPoint, State]:
+def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
     newest = store.latest()
     if newest is None:
         return _begun(trainer, start_from)
-    if same_order:
-        store.check_same_run(newest)
     state = _state_at(newest, store, trainer)
     manifest = store.manifest(newest)
     note = _settle_loss_scale(state, manifest.get("scaling"), trainer)
@@ -179,7 +175,10 @@ def _read(
 
 def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, Any]:
     """Without what this run does not average. What it averages and the other did not starts at the weight itself."""
-    specs, stand_ins = trainer.state.specs(), trainer.state.stand_ins()
+    specs = trainer.state.specs()
+    # A rate that is set takes the place of a schedule, or the other way round.
+    rates = {name: name for name in [*specs, *store.manifest(step)["tensors"]] if name.endswith("/learning_rate")}
+    stand_ins = {**trainer.state.stand_ins(), **rates}
     store.check_compatible(step, specs, stand_ins)
     in_parts = trainer.state.names_of_parts()
     later = {*in_parts, *(stand_ins[name] for name in stand_ins.keys() & in_parts)}
@@ -189,7 +188,10 @@ def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, 
     }
     state = {name: value for name, value in found.items() if name.startswith(HOST)}
     for name, (_, dtype) in specs.items():
-        state[name] = found[name] if name in found else found[stand_ins[name]].astype(dtype)
+        if name in found:
+            state[name] = found[name]
+        elif name not in rates:
+            state[name] = found[stand_ins[name]].astype(dtype)
     return state
 
 

@@ -1,0 +1,180 @@
+"""What a checkpoint records of the program that wrote it, and what it means that another one goes on from it.
+
+A program's items are texts by name, of two kinds. Where one of "stop" is another now, what was trained is not what is
+asked for. One of "note" takes effect from here on. What changes no result is in neither: replicas, workers,
+microbatches, the engine, when something is logged, evaluated or saved. Other versions tell a program in other words.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+import launcher
+from launcher.checkpoints import PROGRAM, CheckpointReadError, CheckpointStore
+from launcher.checkpoints.errors import shorten
+from launcher.config.gin_bindings import loaded, short_name
+from launcher.config.gin_private import internals
+from launcher.data.pipeline import identity_of
+from launcher.errors import UsageError
+from launcher.run.plan import RunPlan
+from launcher.run.start.from_chief import FromChief
+from launcher.run.start.value_text import settings_of, text_of
+from launcher.step.layers import walk
+from launcher.step.trainer import Trainer
+from launcher.tasks import keras_private
+from launcher.tasks.keras_model import KerasTask
+
+_OF_RECIPE = ("clipping", "penalty", "ema_decay", "freeze", "rate_multipliers", "precision_overrides", "early_stopping")
+_REGULARISES = re.compile(r"Dropout|Noise|ActivityRegularization")  # layers that do nothing else
+_STRENGTH = re.compile(
+    r"\.[^.]*(dropout|regularizer|stddev|noise)|\.(rate|trainable)$"
+)  # settings of those and of others
+# Of where a run takes place, of what evaluations and predictions write, and where data is; and what is told elsewhere.
+_ELSEWHERE = re.compile(
+    r"task\.(data|model|beam_size|length_penalty|decode|max_new|temperature|top_p|sampling)"
+    r"|\.[^.]*(synchronized|remat|attention|layers|path|dir|file|build|tensor)"
+)
+_FIRST = "first weights"
+_NOT_ALWAYS = (_FIRST, "policy")  # items that not every program has
+_TOLD = re.compile(r"gin\.|keras\.|launcher\.(?!data|optimizers)")  # configurables whose settings are told by now
+# What a run leaves in its folder, the checkpoints last: as long as they are there, they say what is to be done.
+_LEFT = (
+    *("attempts.jsonl", "metrics.jsonl", "summary.json", "run.json", "config.gin", "report.html", "samples.json"),
+    *("started_from.txt", "assets", "tensorboard", "model.keras", "model.weights.h5", "checkpoints"),
+)
+_used: set[str] = set()  # folders, by this process
+
+
+def described(plan: RunPlan, trainer: Trainer, folder: str) -> dict[str, Any]:
+    """The items of the program that trains in a folder, and the versions that tell them."""
+    recipe, task = plan.recipe, plan.recipe.task
+    stop = {"seed": plan.seed, "global_batch_size": recipe.global_batch_size, "task": type(task).__name__}
+    note = {f"train.{name}": getattr(recipe, name) for name in _OF_RECIPE}
+    note |= {"policy": plan.policy, "train.steps": plan.total_steps, "callbacks": task.callbacks()}
+    note["validation data"] = plan.data.num_eval_examples, identity_of(getattr(plan.data, "evaluation", None))
+    if recipe.precision != "auto":  # which is by the devices
+        stop["policy"] = plan.policy
+    if task.first_weights and folder not in _used:
+        stop[_FIRST] = task.first_weights
+    _used.add(folder)
+    for name, is_noted, value in _items(plan, trainer):
+        if not _ELSEWHERE.search(name):
+            (note if is_noted or _STRENGTH.search(name) else stop)[name] = value
+    told = [{name: text_of(value) for name, value in items.items()} for items in (stop, note)]
+    versions = [*sys.version_info[:2], keras.__version__, launcher.__version__]
+    return {"versions": versions, "stop": told[0], "note": told[1]}
+
+
+def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
+    """Items of the task, layers, optimizers and bindings, each with whether it is only noted."""
+    task, model, of_task = plan.recipe.task, trainer.model, settings_of(plan.recipe.task)
+    for (scope, selector), values in [*internals().operative.items()] if loaded.bound else ():
+        if not _TOLD.match(selector):
+            for name, value in values.items():
+                is_noted = not selector.startswith("models.")
+                yield f"{scope and f'{scope}/'}{short_name(selector)}.{name}", is_noted, value
+    if isinstance(task, KerasTask):
+        yield "class_weight", True, of_task["class_weight"]
+        yield "loss", False, model.loss
+    else:
+        yield "task.loss", False, task.loss
+        for name, value in of_task.items():
+            if isinstance(value, float | int):  # others name data, or hold it
+                yield f"task.{name}", False, value
+    with contextlib.suppress(Exception):  # of what Keras cannot tell as a config
+        yield "loss_weights", False, model.get_compile_config().get("loss_weights")
+    for number, value in enumerate(keras_private.given_metrics(model), 1):
+        yield f"metric {number}", "{code" not in text_of(value), value
+    counts: collections.Counter[str] = collections.Counter()  # names of layers are counted in each process
+    for layer, *_ in walk(model):
+        kind = type(layer).__name__
+        counts[kind] += 1
+        inside = dict | keras.layers.Layer  # of which the layers that it has tell
+        settings = {name: one for name, one in settings_of(layer).items() if not isinstance(one, inside)}
+        if layer.dtype_policy.name != plan.policy:
+            settings["policy"] = layer.dtype_policy.name
+        for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
+            yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
+    for number, one in enumerate(trainer.optimizer.keras_optimizers, 1):
+        yield f"optimizer {number}", False, type(one)
+        for name, value in settings_of(one).items():
+            yield f"optimizer {number}.{name}", True, value
+
+
+def settle(
+    store: CheckpointStore, trainer: Trainer, now: Mapping[str, Any], folder: str, on_changed: str, from_chief: bool
+) -> tuple[str, dict[str, np.ndarray]]:
+    """Compares the program with what the newest checkpoint records of one, before that is restored.
+
+    All workers come to the same end: a line for a person, and what replaces the checkpoint's state of this name.
+
+    Raises:
+      UsageError: it is another, and `on_changed` is "stop".
+    """
+    then = _recorded(store, now) if store.is_chief or not from_chief else {}
+    if from_chief:
+        then = FromChief(trainer.strategy, is_chief=store.is_chief).message(then)
+    stop, note = (_changes(then[kind], now[kind]) if then else [] for kind in ("stop", "note"))
+    if _FIRST in then.get("stop", {}):
+        now["stop"].setdefault(_FIRST, then["stop"][_FIRST])
+    is_another = trainer.workers.any(bool(stop))
+    changes = [*dict.fromkeys([*stop, *note])] or ["on another worker"] * is_another
+    if not then or not changes:
+        return then.get("why", ""), {}
+    what = f"the program is not what it was at step {then['step']}"
+    if is_another and on_changed == "stop":
+        raise UsageError(
+            f"{what} of {folder}: {shorten(changes)}. Give it what it had; or choose another --model_dir; or bind "
+            "Checkpoints.on_changed_program = 'continue' to go on with what it is now, or 'fresh' to begin anew, with "
+            "what is there moved aside (launcher.fit: checkpoints={'on_changed_program': 'fresh'})"
+        )
+    if is_another and on_changed == "fresh":
+        aside = _set_aside(store, folder)
+        trainer.workers.any(False)  # the others see the folder as the chief has left it
+        return f"{what}: {shorten(changes)}. It begins anew, and what there was is in {aside}", {}
+    rates = trainer.state.variables().items() if any("learning_rate:" in one for one in note) else ()
+    own = {name: trainer.state.value(name, one) for name, one in rates if name.endswith("/learning_rate")}
+    return f"{what}, and what it is now counts from here on: {shorten(changes)}", own
+
+
+def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
+    """What the newest checkpoint says of its program; nothing where there is none, or it will be found damaged."""
+    with contextlib.suppress(CheckpointReadError):
+        for step in store.steps()[-1:]:
+            run, why = store.manifest(step).get("run") or {}, ""
+            then = run.get(PROGRAM) or {}
+            if then.get("versions") != now["versions"]:
+                why = "the program of the checkpoint is not recorded, or by other versions; it is taken to be this one"
+                then = {**now, "stop": now["stop"] | {name: text_of(run[name]) for name in now["stop"] if name in run}}
+            return {**then, "stop": {"policy": then["note"]["policy"], **then["stop"]}, "step": step, "why": why}
+    return {}
+
+
+def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The items that are others now, with both values."""
+    names = [name for name in {**now, **then} if name not in _NOT_ALWAYS or (name in then and name in now)]
+    values = {name: (then.get(name, "none"), now.get(name, "none")) for name in names}
+    return [f"{name}: {old} then, {new} now" for name, (old, new) in values.items() if old != new]
+
+
+def _set_aside(store: CheckpointStore, folder: str) -> str:
+    """Moves what a run has left in a folder to one inside of it; returns its path."""
+    numbered = (os.path.join(folder, f"before_{number}") for number in itertools.count(1))
+    aside = next(path for path in numbered if not os.path.exists(path))
+    if store.is_chief:
+        store.before_write()
+        os.mkdir(aside)
+        for name in _LEFT:
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(os.path.join(folder, name), os.path.join(aside, name))
+    return aside
