@@ -118,6 +118,7 @@ class Card:
       reduces_in_switch: whether the switch between the GPUs adds up, so that each sends a sum's bytes once.
       network: bytes/s of a host with as many of them as it has, in one direction; None where no such host is
         published, or where NVLink connects hosts, as those of GB200: another shape than is reckoned with here.
+      attention_kernel: the run in which cuDNN's attention gave plain attention's losses and gradients on it.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Card:
     reduces_in_switch: bool = False
     network: Constant | None = None
     most_on_a_host: int = 8
+    attention_kernel: str = ""
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -167,10 +169,10 @@ CARDS = {row["name"]: Card(**_read(row)) for row in _KNOWN["cards"]}
 _DRIVER_NAMES: dict[str, str] = _KNOWN["driver_names"]
 
 
-def gpu_peak(name: str) -> Constant | None:
-    """The 16-bit peak of a GPU, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
+def card_of(name: str) -> Card | None:
+    """The card of a GPU by the driver's name, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
     found = [words for words in _DRIVER_NAMES if re.search(rf"\b{words}\b", name)]
-    return CARDS[_DRIVER_NAMES[max(found, key=len)]].tensor_flops if found else None
+    return CARDS[_DRIVER_NAMES[max(found, key=len)]] if found else None
 
 
 # --------------------------------------------------------------------------------------- TensorFlow's wheels for GPUs

@@ -97,6 +97,7 @@ class GpuMachines(Target):
             devices=tuple(f"GPU:{index}" for index in range(self.gpus)),
             accelerator="gpu",
             compute_capability=self.card.capability,
+            gpu_model=self.card.model,
             absent=True,
         )
 

@@ -13,8 +13,7 @@ import keras
 
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
-from launcher.machine import installation, xla
-from launcher.machine.accelerators import BFLOAT16_CAPABILITY
+from launcher.machine import accelerators, installation, xla
 from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
@@ -107,8 +106,12 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     requested, layers = plan.recipe.attention, _attention_layers(model)
     if not layers and requested != "auto":
         raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
+    card = accelerators.card_of(plan.strategy.gpu_model)
+    proven = card is not None and bool(card.attention_kernel) and plan.is_compiled
     for layer in layers:
-        layer.form = Form(requested=requested, accelerator=plan.strategy.accelerator, compiling=xla.is_compiling)
+        layer.form = Form(
+            requested=requested, accelerator=plan.strategy.accelerator, proven=proven, compiling=xla.is_compiling
+        )
     if requested == "kernel":
         _check_kernel(model, layers, plan)
 
@@ -125,8 +128,8 @@ def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan
         raise UsageError(f"{asked} needs train.jit_compile = True, for XLA alone can call the kernel")
     if plan.strategy.accelerator == "gpu":  # which needs no function of JAX
         capability = plan.strategy.compute_capability
-        if capability is not None and capability < BFLOAT16_CAPABILITY:
-            had, needed = (".".join(map(str, one)) for one in (capability, BFLOAT16_CAPABILITY))
+        if capability is not None and capability < accelerators.BFLOAT16_CAPABILITY:
+            had, needed = (".".join(map(str, one)) for one in (capability, accelerators.BFLOAT16_CAPABILITY))
             raise UsageError(f"{asked} needs GPUs of compute capability {needed} or more, and one here has {had}")
         return
     if why := jax_function.missing():

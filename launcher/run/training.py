@@ -476,7 +476,8 @@ def _peak_flops(plan: RunPlan) -> float | None:
     """16-bit FLOP/s of the device of one replica; None in float32, and where there is no number to go by."""
     if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed"):
         return None
-    peak = accelerators.gpu_peak(plan.strategy.gpu_model)
+    card = accelerators.card_of(plan.strategy.gpu_model)
+    peak = None if card is None else card.tensor_flops
     return peak.value if peak else None
 
 

@@ -27,6 +27,7 @@ class Form:
 
     requested: str = "plain"  # or "blocks", "kernel", or "auto" for what suits the shapes
     accelerator: str = "cpu"  # or "gpu", or "tpu"
+    proven: bool = False  # the kernel was seen to compute the same on this device
     compiling: Callable[[], bool] = bool  # tells while a model is called whether XLA compiles that
 
     def blocks(self, *, batch: Any, queries: Any, keys: Any, heads: int, causal: bool = False) -> Blocks | None:
@@ -51,8 +52,10 @@ class Form:
         )
 
     def wants_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
-        """Whether a kernel is asked for, and such sizes are known; "auto" takes none before one was seen to run."""
-        return self.requested == "kernel" and _known(batch, queries, keys)
+        """Whether a kernel is asked for, and such sizes are known; "auto" asks where one was seen to run."""
+        return (self.requested == "kernel" or (self.requested == "auto" and self.proven)) and _known(
+            batch, queries, keys
+        )
 
     def keeps_axes(self) -> bool:
         """Whether products are written over the axes as they are, and the compiler is left to move them.
@@ -74,10 +77,16 @@ class Form:
         """The reason for what is chosen."""
         name, least = self.accelerator.upper(), f"{_FROM[self.accelerator]:,}"
         if self.requested == "kernel":
-            return f"train.attention; compiled for a {name}, but not yet seen to run on one"
+            return (
+                "train.attention"
+                if self.proven
+                else f"train.attention; compiled for a {name}, but not yet seen to run on one"
+            )
         if self.requested != "auto":
             return "train.attention"
         kernel = attention_kernel.KERNELS.get(self.accelerator)
+        if self.proven:
+            return f"auto: {kernel} wherever it fits, else blocks from {least} x {least} tokens"
         untried = f"; 'kernel' is {kernel}, not yet seen to run on one" if kernel else ""
         return f"auto: blocks from {least} x {least} tokens on a {name}{untried}"
 

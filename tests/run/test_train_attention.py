@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 
 import keras
@@ -12,6 +13,7 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from launcher import main as entry
 from launcher.errors import UsageError
+from launcher.machine import accelerators
 from launcher.preflight import gpus
 from launcher.run import layer_settings, loading
 
@@ -133,15 +135,32 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
     assert "Traceback" not in err
 
 
+def of_a_card(card, *bindings):
+    """A language model's attention layer, and its line, as a run on such GPUs sets them."""
+    keras.config.set_dtype_policy("mixed_float16")
+    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=gpus.find(card).strategy(), connect=False)
+    small = ("language_model.layers = 1", "train.precision = 'mixed_float16'", "train.strategy = 'auto'")
+    plan = machine.resolve(["lm_gpu.gin"], [*small, "train.global_batch_size = 8", *bindings])
+    model = plan.recipe.task.model()
+    layer_settings.apply(model, plan, lambda _: None)
+    return layer_settings.describe(plan, model)["attention"]
+
+
 @pytest.mark.parametrize(
     ("card", "message"), [("v100:1", "compute capability 8.0 or more, and one here has 7.0"), ("a100-40:1", None)]
 )
 def test_cudnns_kernel_needs_an_ampere_and_no_jax(monkeypatch, tmp_path, card, message):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jax", None)
-    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=gpus.find(card).strategy(), connect=False)
-    small = ("language_model.layers = 1", "train.precision = 'mixed_float16'", "train.strategy = 'auto'")
-    keras.config.set_dtype_policy("mixed_float16")
-    plan = machine.resolve(["lm_gpu.gin"], [*small, "train.global_batch_size = 8", KERNEL])
     with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
-        layer_settings.apply(plan.recipe.task.model(), plan, lambda _: None)
+        of_a_card(card, KERNEL)
+
+
+def test_auto_takes_cudnns_kernel_on_a_card_that_has_shown_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    shown = dataclasses.replace(accelerators.CARDS["h200"], attention_kernel="a run")
+    monkeypatch.setitem(accelerators.CARDS, "h200", shown)
+    dropping = "language_model.attention_dropout = 0.1"
+    assert of_a_card("h200:1").startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
+    others = [of_a_card("a100-40:1"), of_a_card("h200:1", dropping), of_a_card("h200:1", "train.jit_compile = False")]
+    assert [one.partition(" ")[0] for one in others] == ["plain"] * 3
