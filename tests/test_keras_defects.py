@@ -1,4 +1,4 @@
-"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of benchmarks/notes; of K2 its cause), and ours beside it.
+"""What Keras 3's own machinery does under tf.distribute (K1 to K9 of benchmarks/notes; of K2 its cause), and ours.
 
 Every half about Keras asserts the failure: when a later Keras is right, the test says so by the row's name. Keras runs
 on the same reduction as ours here (`ReductionToOneDevice`): its defects do not depend on it.

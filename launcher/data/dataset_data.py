@@ -31,7 +31,8 @@ class DatasetData:
     with examples of its own once more, with weight 0.
 
     Args:
-      train: batches of the run's global batch size, of which the last of an epoch may be shorter.
+      train: batches of the run's global batch size, of which the last of an epoch may be shorter; where they have to be
+        counted, the largest has that size, else the first.
       validation: batches of any size, or None.
       steps_per_epoch: batches of an epoch; None for those of the dataset, which are counted if it cannot tell.
       validation_steps: batches of `validation` to evaluate on; None for all.
@@ -59,7 +60,10 @@ class DatasetData:
         else:
             self.name, self.note, self.reads_once = "tf.data", _ORDER_OF_DATASET, False
             self.batch_size, self._train = batch_size_of(train), _as_dicts(train, "training")
-            self._steps_per_epoch = steps_per_epoch or _num_batches(self._train, "training", "steps_per_epoch")
+            self._steps_per_epoch = steps_per_epoch or 0
+            if not steps_per_epoch:
+                self._steps_per_epoch, largest = _num_batches(self._train, "training", "steps_per_epoch")
+                self.batch_size = max(self.batch_size, largest)
         self.num_train_examples = self._steps_per_epoch * self.batch_size
         self._validation: tf.data.Dataset | None = None
         self.num_eval_examples, self._eval_rows = 0, list[int]()
@@ -219,15 +223,19 @@ def first_batch(dataset: tf.data.Dataset, role: str) -> Batch:
     raise UsageError(f"the {role} dataset is empty")
 
 
-def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> int:
-    count = int(dataset.cardinality())
+def _num_batches(dataset: tf.data.Dataset, role: str, argument: str) -> tuple[int, int]:
+    """And the examples of the largest, where they have to be read to be counted, else 0."""
+    count, largest = int(dataset.cardinality()), 0
     if count == tf.data.INFINITE_CARDINALITY:
         raise UsageError(f"the {role} dataset is endless: say how many batches an epoch has with {argument}")
     if count == tf.data.UNKNOWN_CARDINALITY:
-        count = int(dataset.reduce(np.int64(0), lambda so_far, _: so_far + 1))
+        begin = np.int64(0), np.int64(0)
+        count, largest = map(
+            int, dataset.reduce(begin, lambda so_far, batch: (so_far[0] + 1, tf.maximum(so_far[1], _rows(batch))))
+        )
     if not count:
         raise UsageError(f"the {role} dataset is empty")
-    return count
+    return count, largest
 
 
 def _rows_of_batches(dataset: tf.data.Dataset) -> list[int]:
@@ -246,7 +254,8 @@ def _of_replicas(batches: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     """The parts of this host's replicas of each global batch, in turn."""
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
     larger = (
-        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has; see rebatch()"
+        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has; leave "
+        "steps_per_epoch out, so that the largest is known, or see rebatch()"
     )
 
     @no_autograph

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -39,7 +39,7 @@ from launcher.tasks.keras_private import keras_losses_of, undivided, with_local_
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
 
-_OF_BATCH = "batch/"
+_OF_BATCH, _HELD_OUT = "batch/", "held out"
 _ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, tf.errors.InvalidArgumentError)
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _REDUCTIONS = ("sum_over_batch_size", "mean")
@@ -101,6 +101,7 @@ class KerasTask(Task):
         self._folds: list[keras_metrics.Fold] = []
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
+        self._told: dict[bool, Collection[str]] = {}  # what `compute_metrics` returns, by whether it trains
         self._example: keras_metrics.Batch | None = None
         self._compiled = self._has_own_losses = self._adds_sums = self._is_prepared = False
         self._own: OwnSteps | None = None
@@ -354,8 +355,9 @@ class KerasTask(Task):
                 value -= tf.cast(before, tf.float32)
             value = tf.reshape(value, [before.shape.num_elements()])
             value = tf.where(is_first if fold.whole else num_real > 0, value, 0.0)
-            states_by_fold.setdefault(f"{fold.over_steps}:", []).append(value)
+            states_by_fold.setdefault(f"{fold.over_steps}:{'' if training else _HELD_OUT}", []).append(value)
         metrics = {name: tf.concat(values, axis=0) for name, values in states_by_fold.items()}
+        self._told[training] = keras_metrics.leaves(logs).keys()
         if self._of_batch:
             found = {name: keras_metrics.leaves(logs)[name] for name in self._of_batch} | {"": 1.0}
             for name, value in found.items():
@@ -381,8 +383,9 @@ class KerasTask(Task):
         if self._own is not None:
             return self._own.results(sums, weight)
         left, mapping = {name: np.atleast_1d(part) for name, part in sums.items()}, []
+        held_out = _HELD_OUT * any(name.endswith(_HELD_OUT) for name in sums)
         for variable, fold, before in zip(model.metrics_variables, self._folds, self._initial, strict=True):
-            name = f"{fold.over_steps}:"
+            name = f"{fold.over_steps}:{held_out}"
             part, left[name] = np.split(left[name], [before.size])
             value = part.reshape(before.shape) + (before if fold.over_steps == "sum" else 0)
             mapping.append((variable, value.astype(before.dtype)))
@@ -394,6 +397,8 @@ class KerasTask(Task):
             numbers = keras_metrics.numbers(found)
         named: dict[str, float] = {}
         for name, number in numbers.items():
+            if name not in self._told.get(not held_out, numbers):
+                continue
             if name in self._of_batch:
                 named[name] = float(sums[_OF_BATCH + name] / sums[_OF_BATCH])
             elif number.ndim:

@@ -97,12 +97,12 @@ def windows(start, stop):
 
 
 def padded(start, stop):
-    """Batches of 4 rows as long as their longest; a dataset that says nothing about lengths."""
+    """A batch of 2 rows, and others of 4, as long as their longest; a dataset that says nothing about lengths."""
     rows = tf.data.Dataset.from_generator(
         lambda: ((WORDS[row], Y[row]) for row in range(start, stop)),
         output_signature=(tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)),
     )
-    return rows.padded_batch(4)
+    return rows.take(2).padded_batch(4).concatenate(rows.skip(2).padded_batch(4))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def broken():
         (three(4, 8, 8, 8), "gives a batch of 8 examples, and its first one has 4"),
         (tf.data.Dataset.from_generator(
             lambda: three(4, 8, 8, 8), output_signature=(tf.TensorSpec([None, 6]), tf.TensorSpec([None], tf.int64))
-        ), "more than 4 examples, which its first one has; see rebatch"),
+        ), "more than 4 examples, which its first one has; leave steps_per_epoch out"),
         (broken(), r"test_fit_data.py line \d+, in broken\(\): .*KeyError: 'label'"),
     ],
 )  # fmt: skip

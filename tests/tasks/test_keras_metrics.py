@@ -74,6 +74,37 @@ class Overrides(keras.Model):
         return results | {"mine": self.mine.result(), "twice": 2 * self.mine.result()}
 
 
+class AnswersWhenTested(keras.Model):
+    """Has an output and a metric that training has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = layers.Dense(1)
+        self.off, self.tested = keras.metrics.MeanAbsoluteError(name="off"), keras.metrics.Mean(name="tested")
+
+    def call(self, x, training=False):
+        found = {"line": self.line(x)}
+        return found if training else found | {"answer": ops.abs(found["line"])}
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y_pred["line"] - y))
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.off.update_state(y, y_pred["line"])
+        if "answer" in y_pred:
+            self.tested.update_state(y_pred["answer"])
+            return self.get_metrics_result()
+        found = self.get_metrics_result()
+        found.pop("tested")
+        return found
+
+
+def answers_when_tested():
+    model = AnswersWhenTested()
+    model.compile(keras.optimizers.SGD(0.05))
+    return model
+
+
 class TwoOutputs(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
@@ -154,6 +185,7 @@ CASES = {
         held_out(X, LABEL, WEIGHT),
         {"class_weight": {0: 3.0, 1: 0.5}},
     ),
+    "compute_metrics, of what tests have": (answers_when_tested, (X, Y), held_out(X, Y), {}),
     "compute_metrics": (lambda: regression(Overrides, metrics=["mae"]), (X, Y), held_out(X, Y), {}),
 }
 
