@@ -4,12 +4,16 @@
     python benchmarks/published_examples.py keras-io                       # all: about an hour on two cores
     python benchmarks/published_examples.py keras-io --only=mnist_convnet --replicas=1
 
-An example is read from the folder and run up to its last `fit`, each time in a process of its own: as it is, and with
-`model.fit(…)` replaced by `launcher.fit(model, …)` through `python -m launcher.main --gin_file=EXAMPLE`, on one replica
-and on two. One JSON line an example, then a table in Markdown.
+An example is read from the folder and run, each time in a process of its own: as it is, and with `model.fit(…)`
+replaced by `launcher.fit(model, …)` through `python -m launcher.main --gin_file=EXAMPLE`, on one replica and on two.
+One JSON line an example, then a table in Markdown. Before each `fit` the model is evaluated, and after it a number is
+drawn from NumPy's generator.
+
+With `--again` it is also run by `python EXAMPLE`, twice in one folder: then with twice the learning rate, and
+after each `fit` with one more, of which a callback raises an exception of its own. Keras's is that second time.
 
 What is otherwise than published, for both alike: data is made up (`published_sets.py`), sizes are cut, models of 224
-pixels begin untrained, pictures and what follows the last `fit` are left out, one `fit` trains at most two batches for
+pixels begin untrained, pictures are left out, one `fit` trains at most two batches for
 two epochs, and of more than two calls of `fit` the rest is left out. The noise is off: dropout keeps everything,
 random augmentation changes nothing, numbers that a model draws in its graph are the same ones each time, and no data is
 shuffled, as Launcher draws and shuffles by numbers of its own. Seeds are set anew after each `fit`.
@@ -18,7 +22,8 @@ Where it is not equal, Keras trains once more from first weights that are change
 differs from itself by is how much of any difference is rounding. Where there is an Embedding, it trains again with
 dense gradients of it, as Launcher's are: rows that occur twice in a batch are added up before they are squared.
 
-Equal means: the last loss of each `fit`, and its `val_loss`, differ from Keras's by at most 1e-5, relative above 1.
+Equal means: what each `fit` tells of all epochs, and the number drawn after it, differ from Keras's by at most 1e-5,
+relative above 1. What follows the last `fit` must end without an error where it does with Keras.
 """
 
 from __future__ import annotations
@@ -43,6 +48,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import published_sets as made_up
 import published_stand_in
 
@@ -99,7 +105,7 @@ class _Cut(ast.NodeTransformer):
 
 
 def rewritten(text: str, entry: made_up.Entry) -> str:
-    """The part of an example that trains."""
+    """An example without what shows, and with its sizes cut."""
     tree = ast.parse(text)
     trains = {"published_fit"}
     cut = _Cut(entry.settings)
@@ -115,12 +121,11 @@ def rewritten(text: str, entry: made_up.Entry) -> str:
     for _ in defined:
         trains |= {node.name for node in defined if isinstance(node, ast.FunctionDef) and names(node) & trains}
     own = [not isinstance(node, ast.FunctionDef | ast.ClassDef) and bool(names(node) & trains) for node in tree.body]
-    last = max((at for at, does in enumerate(own) if does), default=-1)
-    if last < 0:
+    if not any(own):
         raise ValueError("no call of fit outside of functions")
     body = [
         node
-        for node, does in zip(tree.body[: last + 1], own, strict=False)
+        for node, does in zip(tree.body, own, strict=True)
         if does or isinstance(node, ast.FunctionDef | ast.ClassDef) or not _is_left_out(node, names(node), entry)
     ]
     return ast.unparse(ast.Module(body, []))
@@ -150,9 +155,10 @@ def run_one(program: Path, name: str, replicas: int, workers: int, result: Path)
 def in_fork(
     program: Path, name: str, replicas: int, workers: int, seconds: float, enough: int, by: str
 ) -> dict[str, Any]:
-    """Last losses of each fit, by Keras's or Launcher's; or an error, unless so many were done."""
+    """What each fit told, by Keras's or Launcher's; or an error, unless so many were done: then `rest`, what it was."""
     folder = program.parent
     result, log = folder / "result.json", folder / "log"
+    result.unlink(missing_ok=True)
     child = os.fork()
     if not child:
         code = 1
@@ -189,23 +195,39 @@ def in_fork(
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     fits = json.loads(result.read_text()) if result.exists() else []
     # What fails between two calls of fit, such as for want of a network, ends Keras's training as it does Launcher's.
+    told = [line for line in lines if re.match(r"(error:|[\w.]*(Error|Exception|Exit)\b)", line)]
     if not fits or (os.waitstatus_to_exitcode(status) and len(fits) != enough):
-        told = [line for line in lines if re.match(r"(error:|[\w.]*(Error|Exception|Exit)\b)", line)]
         return {"error": (told or lines or ["nothing was trained"])[-1][:300], "fits": fits}
-    return {"fits": fits}
+    return {"fits": fits, "rest": (told or lines)[-1][:300] if os.waitstatus_to_exitcode(status) else ""}
 
 
-def difference(fits: Sequence[Mapping[str, float]], of_keras: Sequence[Mapping[str, float]]) -> float:
-    """The largest between last losses, relative above 1; infinity where there are others."""
-    if [sorted(one) for one in fits] != [sorted(one) for one in of_keras]:
-        return math.inf
-    pairs = [(one[key], other[key]) for one, other in zip(fits, of_keras, strict=True) for key in one]
-    apart = [abs(a - b) / max(1.0, abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in pairs]
-    return max(apart, default=0.0)
+Fits = Sequence[Mapping[str, Sequence[float]]]
+"""What each fit told, epoch by epoch."""
+
+
+def difference(fits: Fits, of_keras: Fits) -> tuple[float, str]:
+    """The largest, relative above 1, and the name of what differs; infinity where one tells what the other does not."""
+    if len(fits) != len(of_keras):
+        return math.inf, f"{len(fits)} calls of fit for {len(of_keras)}"
+    apart = {"": 0.0}
+    for one, other in zip(fits, of_keras, strict=True):
+        for name in one.keys() | other.keys():
+            a, b = (np.array(told.get(name, [])) for told in (one, other))
+            is_known = a.shape == b.shape and np.array_equal(np.isfinite(a), np.isfinite(b))
+            largest = np.max(np.nan_to_num(abs(a - b) / np.maximum(1.0, abs(b))), initial=0.0) if is_known else math.inf
+            apart[name] = max(apart.get(name, 0.0), float(largest))
+    name = max(apart, key=lambda one: apart[one])
+    return apart[name], name
 
 
 def tried(
-    folder: Path, name: str, replicas: Sequence[int], num_workers: int, seconds: float, kept: Path | None
+    folder: Path,
+    name: str,
+    replicas: Sequence[int],
+    num_workers: int,
+    seconds: float,
+    kept: Path | None,
+    again: bool = False,
 ) -> dict:
     """What becomes of one example."""
     entry = made_up.ENTRIES.get(Path(name).stem, made_up.Entry())
@@ -220,9 +242,9 @@ def tried(
         program = rewritten(text, entry)
     except ValueError as error:
         return found | {"left_out": str(error)}
-    of_keras: list[Mapping[str, float]] = []
+    of_keras: Fits = []
 
-    def run(key: str, number: int, by: str, workers: int = 1) -> None:
+    def run(key: str, number: int, by: str, workers: int = 1, twice: bool = False) -> None:
         with tempfile.TemporaryDirectory(prefix="published_") as place:
             path = Path(place, "published", Path(name).name)
             path.parent.mkdir()
@@ -230,17 +252,25 @@ def tried(
             setting += "import published_stand_in; published_fit = published_stand_in.stand_in()\n"
             path.write_text(setting + program)
             one = in_fork(path, Path(name).stem, number, workers, seconds, len(of_keras), by)
+            if twice:
+                os.environ["PUBLISHED_AGAIN"] = "1"
+                one = in_fork(path, Path(name).stem, number, workers, seconds, len(of_keras), by)
+                del os.environ["PUBLISHED_AGAIN"]
             if kept is not None:
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path.parent / "log", kept / f"{Path(name).stem}.{key}.log")
                 shutil.copy(path, kept / path.name)
         if not of_keras and one.get("fits"):
-            one.pop("error", None)
+            one["rest"] = one.pop("error", "") or one.get("rest", "")
         found[key] = one.get("fits")
         if "error" in one:
             found[f"{key}_error"] = one["error"]
-        elif of_keras:
-            found[f"{key}_difference"] = difference(one["fits"], of_keras)
+            return
+        found[f"{key}_rest"] = one.get("rest", "")
+        if of_keras:
+            found[f"{key}_difference"], found[f"{key}_differs"] = difference(one["fits"], of_keras)
+        if found[f"{key}_rest"] and not found.get("keras_rest"):
+            found[f"{key}_error"] = f"after fit: {found[f'{key}_rest']}"
 
     run("keras", 0, "keras")
     if "keras_error" in found:
@@ -250,12 +280,18 @@ def tried(
         run(f"replicas_{number}", number, "launcher")
     if num_workers:
         run(f"workers_{num_workers}", 1, "launcher", num_workers)
+    if again:
+        of_keras = []
+        run("keras_again", 0, "keras", twice=True)
+        of_keras = found["keras_again"] or []
+        run("again", 0, "launcher", twice=True)
+        of_keras = found["keras"]
     apart = {key for key, value in found.items() if key.endswith("_difference") and value > TOLERANCE}
     if apart:
         run("nudged", 0, "nudged")
     if "replicas_1_difference" in apart and "Embedding" in text:
         run("dense", 0, "dense")
-        found["dense_difference"] = difference(found["replicas_1"], found["dense"] or [])
+        found["dense_difference"], _ = difference(found["replicas_1"], found["dense"] or [])
     return found
 
 
@@ -281,7 +317,7 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
             continue
         entry = made_up.ENTRIES.get(Path(row["example"]).stem, made_up.Entry())
         told = row["keras"][-1]
-        cells = [f"{told.get('loss', next(iter(told.values()), math.nan)):.5g}"]
+        cells = [f"{told.get('loss', next(iter(told.values()), [math.nan]))[-1]:.5g}"]
         for key in columns:
             error, apart = row.get(f"{key}_error"), row.get(f"{key}_difference")
             cells.append("✗" if error else "" if apart is None else "=" if apart <= TOLERANCE else f"{apart:.1e}")
@@ -293,6 +329,9 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
             or rows_added
             or rounding
             or next((row[f"{key}_error"] for key in columns if f"{key}_error" in row), "")
+            or ", ".join(
+                sorted({row[f"{key}_differs"] for key in columns if row.get(f"{key}_difference", 0) > TOLERANCE})
+            )
         )
         lines.append(f"| {row['example'].removesuffix('.py')} | {' | '.join(cells)} | {why} |")
     return "\n".join(lines)
@@ -315,6 +354,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="part of a path; may repeat")
     parser.add_argument("--replicas", default="1,2", help="beside Keras's own; empty for Keras alone")
     parser.add_argument("--workers", type=int, default=0, help="and on so many workers")
+    parser.add_argument("--again", action="store_true", help="and twice in one folder, with another rate")
     parser.add_argument("--seconds", type=float, default=300.0, help="for one training")
     parser.add_argument(
         "--lines", type=Path, help="where JSON lines are added, and read: what is there is not run again"
@@ -343,7 +383,7 @@ def main() -> None:
     def row_of(name: str) -> dict:
         if name in known:
             return known[name]
-        row = tried(options.folder, name, replicas, options.workers, options.seconds, options.logs)
+        row = tried(options.folder, name, replicas, options.workers, options.seconds, options.logs, options.again)
         print(json.dumps(row), flush=True)
         if options.lines:
             with options.lines.open("a") as file:
@@ -353,6 +393,7 @@ def main() -> None:
     rows = [row_of(name) for name in chosen]
     columns = [f"replicas_{number}" for number in replicas]
     columns += [f"workers_{options.workers}"] if options.workers else []
+    columns += ["again"] if options.again else []
     versions = ", ".join(f"{one} {importlib.metadata.version(one)}" for one in ("keras", "tensorflow-cpu"))
     print(f"\n{datetime.date.today()}, {versions}\n\n{table(rows, columns)}\n\n{summary(rows, columns)}")
     for row in rows:
