@@ -9,9 +9,9 @@ import numpy as np
 
 from launcher.errors import TrainingError
 from launcher.precision_report import lint
-from launcher.precision_report.lint import LintFinding
 from launcher.precision_report.probe import Probe, Probed
 from launcher.precision_report.settings import PrecisionReportSettings
+from launcher.run.layer_lint import LintFinding
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.watch import float16_losses
@@ -97,7 +97,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         errors=errors,
         losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
         verdict=verdict,
-        findings=lint.lint(built, probe, probe.graph(batch), seen),
+        findings=lint.lint(built, probe.graph(batch), seen),
     )
 
 

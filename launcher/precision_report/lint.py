@@ -1,18 +1,17 @@
 """The lint: what in a model or a recipe does not go together with 16 bits, each with the layer and the remedy."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from launcher.precision_report.probe import Probe
+from launcher.run import layer_lint
+from launcher.run.layer_lint import LintFinding
 from launcher.run.session import Session
 from launcher.step.layers import walk
 from launcher.step.precision import DynamicLossScale
 from launcher.watch import gradient_taps
-from launcher.watch.gradient_taps import Output
 
 _SUMS = ("Sum", "Mean")
 _DRAWS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2", "RandomUniform", "RandomStandardNormal")
@@ -26,9 +25,9 @@ _LOSS = ("loss in 16 bits", "the loss is computed in {dtype}", "cast the logits 
 _SOFTMAX = ("softmax in 16 bits", "a softmax is computed in {dtype}", "compute it in float32, or give dtype='float32'")
 _DRAWN = (
     "draws in 16 bits",
-    "random numbers are drawn as {dtype}: others than float32's, so that the errors of the 16-bit pass in this report "
-    "are those of other dropout masks, too",
-    "use keras.layers.Dropout, or report with dropout at 0",
+    "random numbers are drawn as {dtype}, which has few (bfloat16 128), and others than float32's are, so that the "
+    "errors of the 16-bit pass in this report are those of other masks, too",
+    "draw float32 numbers, use keras.layers.Dropout, or report with dropout at 0",
 )
 _OPERATIONS = {
     **dict.fromkeys(_SUMS, _SUM),
@@ -46,28 +45,16 @@ _OPERATIONS = {
 _NARROW = (tf.float16, tf.bfloat16)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LintFinding:
-    """One thing that could be better."""
-
-    rule: str  # its name, such as "softmax in 16 bits"
-    level: str = "warn"  # where it costs accuracy, memory or speed; "info" where it is only good to know
-    path: str = ""  # of the layer, variable or operation; empty for the recipe as a whole
-    text: str  # what was seen
-    fix: str  # what to do
-
-
-def lint(built: Session, probe: Probe, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> list[LintFinding]:
+def lint(built: Session, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> list[LintFinding]:
     """Looks for everything in a session under the policy that is examined, the worst first.
 
     Args:
-      probe: of the session, after the first batch.
       graph: of a training pass.
       seen: paths of the leaf layers whose gradients by their outputs were seen in it.
     """
     policy = built.plan.policy
     found = [
-        *narrow_outputs(built.model, probe.model_outputs),
+        *layer_lint.lint(built.model, built.plan.recipe.task),
         *narrow_operations(graph),
         *narrow_weights(built.model),
         *outside_scope(built.strategy, built.model),
@@ -76,17 +63,6 @@ def lint(built: Session, probe: Probe, graph: tf.compat.v1.GraphDef, seen: Itera
         *unseen(built.model, seen),
     ]
     return sorted(found, key=lambda one: one.level != "warn")
-
-
-def narrow_outputs(model: keras.Model, outputs: Sequence[Output]) -> Iterator[LintFinding]:
-    """A model whose outputs have 16 bits."""
-    for dtype in sorted({one.dtype for one in outputs} & {"float16", "bfloat16"}):
-        yield LintFinding(
-            rule="outputs in 16 bits",
-            path=model.name,
-            text=f"the model's output is {dtype}: logits lose bits before the loss sees them",
-            fix="give the last layer dtype='float32'",
-        )
 
 
 def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[LintFinding]:

@@ -17,7 +17,7 @@ from launcher.step import gradients, summation
 from launcher.step.layers import owners
 from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
-from launcher.watch.gradient_taps import GradientTaps, Output
+from launcher.watch.gradient_taps import GradientTaps
 
 
 class Seen(NamedTuple):
@@ -95,14 +95,9 @@ class Probe:
         """The rows of `activation_counts`, after the first batch."""
         outputs = self._real_taps.outputs
         return [
-            Tensor(path=path, dtype=seen[0].dtype if seen else "float32")
+            Tensor(path=path, dtype=seen[0] if seen else "float32")
             for path, seen in zip(self._real_taps.paths, outputs, strict=True)
         ]
-
-    @property
-    def model_outputs(self) -> list[Output]:
-        """What the model itself gave in the real pass, after the first batch."""
-        return self._real_taps.model_outputs
 
     @property
     def weight_sizes(self) -> list[int]:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from launcher.precision_report.examine import Examined
-from launcher.precision_report.lint import LintFinding
 from launcher.reporting.console import Console, show_table
+from launcher.run.layer_lint import LintFinding
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient
 

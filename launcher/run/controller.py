@@ -401,17 +401,17 @@ class Controller:
 
 
 def summarise(parts: list[StepRecords], task: Task) -> Event:
-    """One log event of consecutive steps: means over the examples of the steps that were not skipped.
+    """One log event of consecutive steps: means over the examples of the steps whose loss is finite.
 
     Returns:
-      loss and metrics (NaN when every step was skipped); learning rate and gradient norm of the last step;
+      loss and metrics (NaN when there is no such step); learning rate and gradient norm of the last step;
       `steps` and `input_wait_seconds` in total.
     """
 
     def column(name: str) -> np.ndarray:
         return np.concatenate([getattr(part, name) for part in parts])
 
-    finite = column("finite") > 0
+    finite = np.isfinite(column("loss"))
     weight = float(column("weight")[finite].sum())
     sums = {
         name: folded(name, np.concatenate([part.metrics[name] for part in parts])[finite]) for name in parts[0].metrics

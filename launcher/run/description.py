@@ -11,7 +11,7 @@ import keras
 from launcher.config import gin_bindings
 from launcher.errors import notebook
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
-from launcher.run import layer_settings
+from launcher.run import layer_lint, layer_settings
 from launcher.run.plan import RunPlan
 from launcher.run.session import with_loss_scale
 from launcher.step import freezing, layer_policies, reduce_error
@@ -44,7 +44,11 @@ def describe(
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
     lines["wire"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
-    more = resolved.recipe.task.notes(model, resolved.strategy.accelerator)
+    task = resolved.recipe.task
+    more = [
+        *task.notes(model, resolved.strategy.accelerator),
+        *(f"{one.path}: {one.text}; {one.fix}" for one in layer_lint.lint(model, task)),
+    ]
     for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines

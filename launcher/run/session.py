@@ -99,10 +99,10 @@ def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
     """
     if plan.recipe.loss_scale != "auto":
         return plan
-    found = precision.of_optimizer(getattr(model, "optimizer", None))
-    if found is None and any(one.layer.compute_dtype == "float16" for one in layer_policies.computing(model)):
-        found = precision.resolve_loss_scale("auto", "mixed_float16")
-    return dataclasses.replace(plan, loss_scale=found or plan.loss_scale)
+    scale = plan.loss_scale
+    if any(one.layer.compute_dtype == "float16" for one in layer_policies.computing(model)):
+        scale = precision.resolve_loss_scale("auto", "mixed_float16")
+    return dataclasses.replace(plan, loss_scale=precision.of_optimizer(getattr(model, "optimizer", None), scale))
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:

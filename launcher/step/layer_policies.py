@@ -72,11 +72,10 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
     Returns:
       What was done, for a person; None for nothing.
     """
-    outputs = {id(layer) for layer in _making_outputs(model)}
+    outputs = {id(layer) for layer in making_outputs(model)}
     changed: dict[str, list[Placed]] = {}
     for saved in walk(model):
-        is_graph = isinstance(saved.layer, keras.Sequential) or hasattr(saved.layer, "output_names")
-        if not is_graph or not is_from_config(saved.layer):
+        if not is_graph(saved.layer) or not is_from_config(saved.layer):
             continue
         inside = computing(saved.layer)
         judged = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
@@ -95,17 +94,18 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
     return f"{' and '.join(parts)} compute in {policy}; {BINDING} gives single layers another policy"
 
 
-def _making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
-    """The layers that make the outputs of a functional or sequential model, those around the innermost included."""
-    if isinstance(model, keras.Sequential):
-        last = model.layers[-1:]
-    else:
-        names = getattr(model, "output_names", ())
+def is_graph(model: keras.layers.Layer) -> bool:
+    """Whether it is a functional or sequential model."""
+    return isinstance(model, keras.Sequential) or hasattr(model, "output_names")
+
+
+def making_outputs(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers that make a model's outputs, those around the innermost included; of a subclassed one, the last."""
+    last = model.layers[-1:]
+    if not isinstance(model, keras.Sequential) and (names := getattr(model, "output_names", ())):
         last = [layer for layer in model.layers if layer.name in names]
     return [
-        layer
-        for outer in last
-        for layer in (outer, *(_making_outputs(outer) if isinstance(outer, keras.Model) else ()))
+        layer for outer in last for layer in (outer, *(making_outputs(outer) if isinstance(outer, keras.Model) else ()))
     ]
 
 

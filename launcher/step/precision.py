@@ -156,15 +156,12 @@ def resolve_loss_scale(requested: Any, policy: str) -> LossScale:
     raise UsageError(f"train.loss_scale = {requested!r}: use 'auto', 'none', @DynamicLossScale() or @FixedLossScale()")
 
 
-def of_optimizer(optimizer: Any) -> LossScale | None:
-    """The dynamic loss scale that a Keras optimizer was given, but for what Keras gives all of them; None for none."""
+def of_optimizer(optimizer: Any, otherwise: LossScale) -> LossScale:
+    """The dynamic loss scale that a Keras optimizer was given, ours for Keras's default; `otherwise` for none."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return None
-    start, steps = optimizer.initial_scale, optimizer.dynamic_growth_steps
-    given: dict[str, Any] = {} if steps == DynamicLossScale.growth_interval else {"growth_interval": steps}
-    if start != DynamicLossScale.initial_scale:
-        given |= {"initial_scale": start, "min_scale": min(start, 1.0), "max_scale": max(start, 2.0**24)}
-    return DynamicLossScale(**given)
+        return otherwise
+    given = {"initial_scale": optimizer.initial_scale, "growth_interval": optimizer.dynamic_growth_steps}
+    return DynamicLossScale(**{name: one for name, one in given.items() if one != getattr(DynamicLossScale, name)})
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:

@@ -129,10 +129,9 @@ class _Sums:
 
     def rewrite(self, widens: bool) -> bool:
         """Returns whether there was anything to change; where it `widens`, sums of 16-bit floats are float32's."""
-        for node in [
-            one for one in self._nodes if widens and one.op in _NARROW and _dtype(one) in (tf.float16, tf.bfloat16)
-        ]:
-            self._widen(node)
+        for node in [one for one in self._nodes if widens and one.op in _NARROW]:
+            if tf.as_dtype(node.attr["T"].type) in (tf.float16, tf.bfloat16):
+                self._widen(node)
         for node in [one for one in self._nodes if one.op == "AddN" and _adds(one) and len(_data(one)) > 2]:
             total, *others, last = _data(node)
             for other in others:
@@ -184,12 +183,8 @@ def _functions(node: Any) -> Iterator[Any]:
 
 
 def _adds(node: Any) -> bool:
-    dtype = _dtype(node) if node.op in ("Add", "AddV2", "AddN") else tf.int32
+    dtype = tf.as_dtype(node.attr["T"].type) if node.op in ("Add", "AddV2", "AddN") else tf.int32
     return dtype.is_floating or dtype.is_complex
-
-
-def _dtype(node: Any) -> tf.DType:
-    return tf.as_dtype(node.attr["T"].type)
 
 
 def _data(node: Any) -> list[str]:

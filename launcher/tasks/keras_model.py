@@ -102,7 +102,7 @@ class KerasTask(Task):
         self._of_batch: tuple[str, ...] = ()
         self._of_loss: frozenset[int] = frozenset()
         self._told: dict[bool, Collection[str]] = {}  # what `compute_metrics` returns, by whether it trains
-        self._example: keras_metrics.Batch | None = None
+        self.example: keras_metrics.Batch | None = None
         self._compiled = self._has_own_losses = self._adds_sums = self._is_prepared = False
         self._own: OwnSteps | None = None
 
@@ -166,7 +166,7 @@ class KerasTask(Task):
                 _compute_loss(model, x, y, outputs, weight, training=True)
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
-            self._example = x, y, outputs, weight
+            self.example = x, y, outputs, weight
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         self._adds_sums = any(one.shape.rank for one in own)
         _check_reductions(model, defined_at(self._build))
@@ -391,8 +391,8 @@ class KerasTask(Task):
             mapping.append((variable, value.astype(before.dtype)))
         with keras_metrics.Frozen(mapping):
             found = model.get_metrics_result()
-            if keras_metrics.is_overridden(model) and self._example is not None:
-                logs = model.compute_metrics(*self._example)
+            if keras_metrics.is_overridden(model) and self.example is not None:
+                logs = model.compute_metrics(*self.example)
                 found = found if logs.keys() == found.keys() else logs
             numbers = keras_metrics.numbers(found)
         named: dict[str, float] = {}

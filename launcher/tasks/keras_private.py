@@ -97,10 +97,10 @@ def is_along_batch(metric: keras.metrics.Metric) -> bool:
 
 def is_from_config(model: keras.Model) -> bool:
     """Whether a model's layers were made from a file or a config, which names what code leaves to Keras: `trainable`
-    and a dtype. Layers that do not tell, such as wrappers of others, and models inside are not asked.
+    and a dtype. Layers that do not tell, such as wrappers of others and models inside, are not asked.
     """
-    asked = [one for one in model.layers if not isinstance(one, (keras.layers.InputLayer, keras.Model))]
-    given = [one.config for one in (getattr(layer, "_auto_config", None) for layer in asked) if one is not None]
+    asked = [one for one in model.layers if not isinstance(one, keras.layers.InputLayer)]
+    given = [one.config for layer in asked if (one := getattr(layer, "_auto_config", None))]
     return bool(given) and all("trainable" in one and one.get("dtype") for one in given)
 
 

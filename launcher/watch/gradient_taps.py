@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,13 +22,6 @@ from launcher.watch.float16_losses import NUM_BINS, count_exponents
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
 _CALLS = 4
 TOKEN_SIZE = NUM_BINS + _CALLS
-
-
-class Output(NamedTuple):
-    """A floating-point output of a layer, as seen while a pass was traced; its static shape, of one replica."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
 
 
 class GradientTaps:
@@ -56,10 +49,8 @@ class GradientTaps:
         self._held_elsewhere = _weights_of([model]) - _weights_of(self.layers)
         # Replicas are traced in threads, in turns: each has a pass of its own.
         self._thread = threading.local()
-        # Of each layer in the pass that was traced last, in the order of its calls; and what the model itself gave.
-        self.outputs: list[list[Output]] = [[] for _ in self.layers]
-        self.model_outputs: list[Output] = []
-        self._model = model
+        # Dtypes of each layer's outputs in the pass that was traced last, in the order of its calls.
+        self.outputs: list[list[str]] = [[] for _ in self.layers]
 
     def watch(self, tape: tf.GradientTape) -> list[tf.Tensor]:
         """Makes this pass's tokens, float32 [TOKEN_SIZE] each, in the order of `layers`; under the tape."""
@@ -77,21 +68,9 @@ class GradientTaps:
     def installed(self) -> Iterator[None]:
         """Puts the taps into the model while a pass is traced, and takes them out again; around `strategy.run`."""
         with contextlib.ExitStack() as stack:
-            self._on_model(stack)
             for index, layer in enumerate(self.layers):
                 self._on(index, layer, stack)
             yield
-
-    def _on_model(self, stack: contextlib.ExitStack) -> None:
-        call = self._model.call
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            outputs = call(*args, **kwargs)
-            tensors = [value for value in keras.tree.flatten(outputs) if tf.is_tensor(value)]
-            self.model_outputs = [_described(value) for value in tensors if value.dtype.is_floating]
-            return outputs
-
-        _override(self._model, "call", recorded, stack)
 
     def _on(self, index: int, layer: keras.layers.Layer, stack: contextlib.ExitStack) -> None:
         call = layer.call
@@ -99,17 +78,17 @@ class GradientTaps:
         def tapped(*args: Any, **kwargs: Any) -> Any:
             return keras.tree.map_structure(lambda value: self._tap(index, value), call(*args, **kwargs))
 
-        _override(layer, "call", tapped, stack)
+        layer.call = tapped
+        stack.callback(delattr, layer, "call")
 
     def _tap(self, index: int, value: Any) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)
-        if present is not None:
-            present.past_weights |= bool(self.layers[index].trainable_variables)
-        if not tf.is_tensor(value) or not value.dtype.is_floating:
-            return value
         if present is None:
             return value
-        present.outputs[index].append(_described(value))
+        present.past_weights |= bool(self.layers[index].trainable_variables)
+        if not tf.is_tensor(value) or not value.dtype.is_floating:
+            return value
+        present.outputs[index].append(value.dtype.name)
         if not present.past_weights:
             return value
         place = min(present.calls[index], _CALLS - 1)
@@ -123,18 +102,8 @@ class _Pass:
 
     tokens: list[tf.Tensor]
     calls: list[int]
-    outputs: list[list[Output]]
+    outputs: list[list[str]]
     past_weights: bool
-
-
-def _override(owner: Any, method: str, other: Callable[..., Any], stack: contextlib.ExitStack) -> None:
-    """Gives an object a method in the place of its class's, until the stack ends."""
-    setattr(owner, method, other)
-    stack.callback(delattr, owner, method)
-
-
-def _described(value: tf.Tensor) -> Output:
-    return Output(tuple(value.shape), value.dtype.name)
 
 
 def counts(seen: tf.Tensor) -> tf.Tensor:

@@ -29,7 +29,7 @@ def lint_of(make, *, policy="mixed_float16", loss=negative_sum, batches=BATCHES,
     batch = next(made.trainer.batches(made.plan.data))
     counts = probe.run(batch).shadow.activation_counts
     seen = [one.path for one, count in zip(probe.activations, counts, strict=True) if np.sum(count)]
-    found = lint.lint(made, probe, probe.graph(batch), seen)
+    found = lint.lint(made, probe.graph(batch), seen)
     by_rule: dict[str, list] = {}
     for one in found:
         by_rule.setdefault(one.rule, []).append(one)

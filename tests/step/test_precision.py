@@ -108,7 +108,7 @@ def test_auto_scales_float16_only():
         assert resolve_loss_scale("auto", policy) == FixedLossScale(scale=1.0)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"initial_scale": 8.0}, {"initial_scale": 0.25, "dynamic_growth_steps": 2}])
+@pytest.mark.parametrize("arguments", [{}, {"initial_scale": 8.0}, {"initial_scale": 4.0, "dynamic_growth_steps": 2}])
 def test_the_scale_of_a_keras_optimizer_moves_as_kerass_own(arguments):
     weight = keras.Variable(1.0)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), **arguments)
@@ -117,8 +117,8 @@ def test_the_scale_of_a_keras_optimizer_moves_as_kerass_own(arguments):
     for finite in pattern:
         optimizer.apply([tf.constant(1.0 if finite else float("inf"))], [weight])
         expected.append(float(optimizer.dynamic_scale.numpy()))
-    assert scales_of(of_optimizer(optimizer), pattern)[0] == expected
-    assert of_optimizer(optimizer.inner_optimizer) is None
+    assert scales_of(of_optimizer(optimizer, FixedLossScale()), pattern)[0] == expected
+    assert of_optimizer(optimizer.inner_optimizer, FixedLossScale()) == FixedLossScale()
 
 
 def test_auto_wire_is_float16_under_mixed_float16_only():

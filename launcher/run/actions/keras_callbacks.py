@@ -119,8 +119,8 @@ class KerasCallbacks(Action):
         return min(until_told, self._an_epoch - within)
 
     def took(self, records: StepRecords) -> None:
-        finite = records.finite > 0
-        self._is_not_finite = not np.isfinite(records.loss[-1])
+        finite = np.isfinite(records.loss)  # those of steps that are skipped for the loss scale, too, as in Keras
+        self._is_not_finite = not finite[-1]
         parts = {" loss": records.loss, " weight": records.weight, **{f"/{k}": v for k, v in records.metrics.items()}}
         for name, values in parts.items():
             earlier = np.asarray(self._sums[name])[None] if name in self._sums else values[:0]

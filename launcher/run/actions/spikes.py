@@ -246,6 +246,7 @@ class SkippedSteps(Action):
         self._max_consecutive_overflows, self._note = max_consecutive_overflows, note
         self._looks_left = _MOST_LOOKS
         self._bad_data: str | None = None
+        self._zeros_to_tell = 1
 
     def error(self, step: int) -> TrainingError | None:
         """Ends the run when the last steps were all skipped and the next one would be."""
@@ -262,7 +263,14 @@ class SkippedSteps(Action):
         )
 
     def took(self, records: StepRecords) -> None:
-        """Notes every skipped step among those that were just taken."""
+        """Notes every skipped step among those that were just taken, and the first of the run without a gradient."""
+        zero = np.flatnonzero((records.gradient_norm == 0) & (records.weight > 0))
+        for offset in zero[: self._zeros_to_tell]:
+            self._zeros_to_tell = 0
+            self._note(
+                f"step {records.first_step + offset}: all gradients are exactly 0, so the loss teaches nothing: it has "
+                "nothing left to learn, units are all off, or 16 bits round a sigmoid or softmax to 0 or 1"
+            )
         paths = [variable.path for variable in self._trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
             step, before = records.first_step + int(offset), records.loss_scale[offset]
