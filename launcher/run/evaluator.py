@@ -23,7 +23,7 @@ from launcher.step.engine import Engine
 from launcher.step.layers import activity_penalties
 from launcher.step.local_pass import num_replicas
 from launcher.tasks import loss_chunks as pieces
-from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results
+from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results, real_rows
 
 
 class Evaluator:
@@ -149,7 +149,10 @@ class Evaluator:
         return rows.stack()
 
     def _replica_sums(self, batch: Batch) -> tf.Tensor:
-        return gradients.reduce_sum([self._forward(batch)])[0]
+        (sums,) = gradients.reduce_sum([self._forward(real_rows(self._task, batch))])
+        if not self._task.shows_rows:
+            return sums
+        return tf.concat([tf.stack(gradients.by_rows(sums[0], sums[1], batch)), sums[2:]], axis=0)
 
     def _sums_of_engine(self, batch: Batch) -> tf.Tensor:
         return gradients.reduce_sum([self._sums(batch)])[0]

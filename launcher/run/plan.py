@@ -86,6 +86,13 @@ class RunPlan:
         return self.recipe.jit_compile or self.strategy.accelerator == "tpu" or self.strategy.kind == jax_devices.KIND
 
     @property
+    def pads(self) -> bool:
+        """Whether the last batch is short, or replicas do not divide one; datasets may have short ones besides."""
+        size, evaluated, data = self.recipe.global_batch_size, self.eval_batch_size, self.data
+        short = (data.num_train_examples or 0) % size or (data.num_eval_examples or 0) % evaluated
+        return bool(short or size % self.num_parts or evaluated % self.strategy.num_replicas)
+
+    @property
     def loss_chunks(self) -> LossChunks:
         return LossChunks(pieces=self.recipe.loss_chunks, accelerator=self.strategy.accelerator)
 

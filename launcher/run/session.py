@@ -24,6 +24,7 @@ from launcher.step.clipping import Clipping
 from launcher.step.engine import Engine
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
+from launcher.tasks.base import Place
 from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch
 
@@ -69,7 +70,9 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     assigns = forward_assigns(plan, model)
     plan = shares.finer(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
-    recipe.task.placed(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled)
+    jit = plan.jit_compile and engine is None
+    place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
+    recipe.task.placed(place)
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(

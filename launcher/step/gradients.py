@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from launcher.data.pipeline import WEIGHT, Batch
 from launcher.machine.no_autograph import no_autograph
 
 # A bucket waits for the last of its gradients, and the last bucket for the end of the backward pass: of 64 MiB, it
@@ -100,6 +101,13 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
         for index, part in zip(bucket, parts, strict=True):
             reduced[index] = tf.reshape(part, tensors[index].shape)
     return reduced
+
+
+@no_autograph
+def by_rows(loss: tf.Tensor, weight: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums over all replicas as they are where the weight of their mean is the number of their rows."""
+    (rows,) = reduce_sum([tf.reduce_sum(batch[WEIGHT])])
+    return tf.math.divide_no_nan(loss, weight) * rows, rows
 
 
 @no_autograph

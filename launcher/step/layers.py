@@ -64,23 +64,30 @@ def walk(
     yield from visit(model, model.path or model.name, ())
 
 
+_undo, _inside = contextlib.ExitStack(), 0
+
+
 @contextlib.contextmanager
 def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
     """Has activity regularisers count as on one device while one of `parts` equal parts of a batch is traced.
 
     Where Keras adds up what one says of a batch, it is the sum over the global batch; where it divides by the rows,
-    their mean. What else is added to a loss is a mean over the examples beside it.
+    their mean. What else is added to a loss is a mean over the examples beside it. Replicas' threads may take turns
+    inside.
     """
-    regularised = [placed.layer for placed in walk(model) if getattr(placed.layer, "activity_regularizer", None)]
-    before = [layer.activity_regularizer for layer in regularised]
-    try:
-        if parts > 1 and versions.sums_activity_penalties():
-            for layer, penalty in zip(regularised, before, strict=True):
+    global _inside
+    if not _inside and parts > 1 and versions.sums_activity_penalties():
+        for layer, *_ in walk(model):
+            if (penalty := getattr(layer, "activity_regularizer", None)) is not None:
+                _undo.callback(setattr, layer, "activity_regularizer", penalty)
                 layer.activity_regularizer = lambda outputs, penalty=penalty: parts * penalty(outputs)
+    _inside += 1
+    try:
         yield
     finally:
-        for layer, penalty in zip(regularised, before, strict=True):
-            layer.activity_regularizer = penalty
+        _inside -= 1
+        if not _inside:
+            _undo.close()
 
 
 def _trained(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -21,7 +21,7 @@ from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.step.step_config import StepConfig
 from launcher.tasks import dropout, loss_chunks
-from launcher.tasks.base import Task, loss_sums
+from launcher.tasks.base import Task, loss_sums, real_rows
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
 """Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
@@ -133,7 +133,7 @@ class LocalPass:
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
-        outputs = self._forward_backward.get_concrete_function(batch, scale).structured_outputs
+        outputs = self._forward_backward.get_concrete_function(real_rows(self._task, batch), scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self.moving]
         grads, watched, loss, weight, metrics = found
@@ -149,7 +149,7 @@ class LocalPass:
     ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         set_seeds(self._seeds, self._config, step, index)
-        grads, watched, loss, weight, metrics = self._forward_backward(batch, scale)
+        grads, watched, loss, weight, metrics = self._forward_backward(real_rows(self._task, batch), scale)
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []

@@ -94,7 +94,7 @@ class ReplicaStep:
         watch: Watch | None = None,
         own_time: OwnTime | None = None,
     ):
-        self._own_time = own_time
+        self._task, self._own_time = task, own_time
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._counters = counters
@@ -146,9 +146,11 @@ class ReplicaStep:
         non_finite = update(change)
         self._count(local.counts, checked.applied)
         counters.advance(self._loss_scale, checked, scale)
+        shown = sums.loss, sums.weight
+        loss, weight = gradients.by_rows(*shown, batch) if self._task.shows_rows else shown
         return StepReport(
-            loss=sums.loss,
-            weight=sums.weight,
+            loss=loss,
+            weight=weight,
             metrics=sums.metrics,
             gradient_norm=checked.norm,
             finite=tf.cast(checked.applied, tf.float32),

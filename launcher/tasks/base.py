@@ -42,6 +42,10 @@ class Task:
         all examples of what loss() gives as metrics, which may be vectors then, such as the state of a
         `keras.metrics.AUC`. What is named `max:…` or `min:…` is the largest or smallest over the examples, not a sum.
       result_names: the names that `results` gives, known once a step is traced; None for those of loss().
+      takes_real_rows: whether loss() is to get a batch without what fills it up, one row of padding alone, where
+        TensorFlow's XLA compiles it: once more for each number of rows.
+      shows_rows: whether the mean loss of several steps, or of an evaluation, is that of their means, weighted with
+        their rows, whatever loss() gives as weight.
       untold: names among "loss" and "val_loss" that callbacks are not told.
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
@@ -61,6 +65,8 @@ class Task:
     statistics_over_global_batch: bool = False
     results: Callable[[Mapping[str, np.ndarray], float], Mapping[str, float]] | None = None
     result_names: Sequence[str] | None = None
+    takes_real_rows: bool = False
+    shows_rows: bool = False
     untold: Collection[str] = ()
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
@@ -96,7 +102,7 @@ class Task:
     def check(self) -> None:
         """Raises UsageError when something it needs is missing; called before anything is written."""
 
-    def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
+    def placed(self, place: Place) -> None:
         """Told where it will run; raises UsageError if it cannot."""
 
     def notes(self, model: keras.Model, accelerator: str) -> Sequence[str]:
@@ -124,6 +130,23 @@ class Task:
         None where an export takes the model's own inputs.
         """
         return None
+
+
+class Place(NamedTuple):
+    """Where a task runs.
+
+    Attributes:
+      num_replicas, microbatches: what a batch is divided among.
+      compiled: whether XLA compiles loss().
+      jit: whether TensorFlow's does: without collectives, and for each number of rows.
+      pads: whether rows of weight 0 may fill up a batch; datasets may have short ones besides.
+    """
+
+    num_replicas: int
+    microbatches: int
+    compiled: bool
+    jit: bool
+    pads: bool
 
 
 class Score(NamedTuple):
@@ -287,6 +310,14 @@ def open_data(task: Task) -> Data:
         f"{defined_at(task.data)}: data() must return a launcher.data.pipeline.RandomAccessData, or an object with "
         f"{', '.join(needed)}; it returned {what}"
     )
+
+
+def real_rows(task: Task, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """A batch as the task's loss() takes it where TensorFlow's XLA compiles that."""
+    if not task.takes_real_rows:
+        return batch
+    count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
+    return {name: one[:count] for name, one in batch.items()}
 
 
 def loss_sums(

@@ -78,22 +78,38 @@ def count_losses(model: keras.Model, scope: keras.StatelessScope, before: set[in
                 scope.add_update((variable, value))
 
 
-def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool) -> Batch:
-    """The real rows of the global batch, on every replica; in replica context."""
+def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool, padded: bool = False) -> Batch:
+    """The real rows of the global batch, or all of them, on every replica; in replica context.
+
+    Gradients go through the replica's own rows alone: what others computed is constant, so there is no collective in
+    the backward pass, and the sum over replicas is the gradient of whatever is made of the whole.
+    """
     context = tf.distribute.get_replica_context()
-    present = context.all_gather(tf.identity(real), axis=0) > 0
+    present = None if padded else context.all_gather(tf.identity(real), axis=0) > 0
 
     def gathered(one: tf.Tensor) -> tf.Tensor:
         missing = [[0, real.shape[0] - tf.shape(one)[0]], *[[0, 0]] * (one.shape.rank - 1)]
-        one = tf.ensure_shape(tf.pad(one, missing), [real.shape[0], *one.shape[1:]])
-        # Collectives know neither bool nor all kinds of floats; metrics compute in float32.
-        wire = tf.float32 if one.dtype.is_floating else tf.int32 if one.dtype.is_bool else one.dtype
-        whole = context.all_gather(tf.cast(tf.stop_gradient(one), wire), axis=0)
-        return tf.boolean_mask(tf.cast(whole, tf.bool) if one.dtype.is_bool else whole, present)
+        whole = side_by_side(tf.ensure_shape(tf.pad(one, missing), [real.shape[0], *one.shape[1:]]))
+        return whole if padded else tf.boolean_mask(whole, present)
 
     x, *rest = batch
     x, y, outputs, weight = (each_tensor(part, gathered) for part in (x if needs_x else None, *rest))
     return x, y, outputs, weight
+
+
+def side_by_side(one: tf.Tensor) -> tf.Tensor:
+    """What all replicas have, one after another along the first axis, with gradients through this replica's own."""
+    context = tf.distribute.get_replica_context()
+    # Collectives know neither bool nor all kinds of floats.
+    wire = (tf.float32 if one.dtype.is_floating else tf.int32) if one.dtype.size < 4 else one.dtype
+    whole = tf.cast(context.all_gather(tf.cast(tf.stop_gradient(one), wire), axis=0), one.dtype)
+    if not one.dtype.is_floating:
+        return whole
+    replicas = context.num_replicas_in_sync
+    is_own = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
+    parts = tf.reshape(whole, tf.concat([[replicas], tf.shape(one)], axis=0))
+    parts = tf.where(tf.reshape(is_own, [-1, *[1] * one.shape.rank]), one[tf.newaxis], parts)
+    return tf.ensure_shape(tf.reshape(parts, tf.shape(whole)), whole.shape)
 
 
 def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fold]:
@@ -113,7 +129,7 @@ def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fo
         return found
     start = [np.array(variable.numpy()) for variable in variables]
     trials = []
-    for both in _variants(batch):
+    for both in variants(batch):
         first, second = halves(both)
         after = [updated(model, start, part)[0] for part in (first, second, both)]
         after += [updated(model, after[0], second)[0], updated(model, after[1], first)[0]]
@@ -140,15 +156,16 @@ def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | N
     }
     for name, merge in merges.items():
         merged = [merge(first, second) for first, second, *_ in trials]
-        if all(_equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
+        if all(equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
             # Where nothing moved it, nothing is known of how its rows add up.
-            moved = any(not _equal(trial[0], start) and not _equal(trial[1], start) for trial in trials)
-            adds_up = all(_equal(trial[2], whole) for whole, trial in zip(merged, trials, strict=True))
+            moved = any(not equal(trial[0], start) and not equal(trial[1], start) for trial in trials)
+            adds_up = all(equal(trial[2], whole) for whole, trial in zip(merged, trials, strict=True))
             return Fold(name, whole=name != "sum" or not (moved and adds_up))
     return None
 
 
-def _equal(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
+def equal(one: npt.ArrayLike, other: npt.ArrayLike) -> bool:
+    """Whether all numbers are the same but for rounding."""
     return np.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -167,15 +184,15 @@ def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
     x, y, outputs, weight = batch
     real = np.zeros(len(keras.tree.flatten(x)[0]), np.float32)
     real[: len(real) // 2] = 1
-    padded, weights, over = weights_of(outputs, weight, tf.constant(real))
+    weights = weights_of(outputs, weight, tf.constant(real))
     names, alone = _names(model), updated(model, start, halves(batch)[0])[0]
     try:
-        with padding_left_out(model, over):
-            together = updated(model, start, (x, y, padded, weights))[0]
+        with padding_left_out(model, tf.constant(real)):
+            together = updated(model, start, (x, y, outputs, weights))[0]
     except (ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError):
         return [named.name for named in names.values() if not named.of_keras]
     pairs = zip(model.metrics_variables, alone, together, strict=True)
-    return [names[id(variable)].name for variable, one, other in pairs if not _equal(one, other)]
+    return [names[id(variable)].name for variable, one, other in pairs if not equal(one, other)]
 
 
 def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
@@ -195,7 +212,7 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     return part(slice(middle)), part(slice(middle, None))
 
 
-def _variants(batch: Batch) -> Iterator[Batch]:
+def variants(batch: Batch) -> Iterator[Batch]:
     """The batch, and with outputs of other sizes: a model that is not trained yet may give almost the same for all."""
     random = np.random.default_rng(0)
     x, y, outputs, weight = batch

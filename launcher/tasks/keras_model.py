@@ -14,6 +14,7 @@ differs on purpose is listed in docs/keras.md.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,17 +33,18 @@ from launcher.errors.user_code import defined_at
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, Optimizers, own_settings
-from launcher.tasks import keras_callbacks, keras_metrics, keras_own_step
-from launcher.tasks.base import Task, check_builder
+from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_own_step
+from launcher.tasks.base import Place, Task, check_builder
+from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps, Sums
 from launcher.tasks.keras_private import keras_losses_of, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
-from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, real_weight, weights_of
+from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
 _OF_BATCH, _HELD_OUT = "batch/", "held out"
 _ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, tf.errors.InvalidArgumentError)
 _COLOURS = re.compile(r"\x1b\[\d*m")
-_REDUCTIONS = ("sum_over_batch_size", "mean")
+_SQUARING = (keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad)
 
 
 @gin.configurable
@@ -103,7 +105,9 @@ class KerasTask(Task):
         self._of_loss: frozenset[int] = frozenset()
         self._told: dict[bool, Collection[str]] = {}  # what `compute_metrics` returns, by whether it trains
         self.example: keras_metrics.Batch | None = None
-        self._compiled = self._has_own_losses = self._adds_sums = self._is_prepared = False
+        self._place, self._gathers = Place(1, 1, False, False, False), False
+        self._reduced: list[tuple[bool, bool]] = []
+        self._has_own_losses = self._adds_sums = self._is_prepared = False
         self._own: OwnSteps | None = None
 
     def data(self) -> Data:
@@ -160,41 +164,37 @@ class KerasTask(Task):
                 what += ", without any y (data is one tuple, (x, y))"
             own = list(model.losses)
             # What they count is as it was, afterwards.
-            with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model):
+            self._reduced = []
+            with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model, self._note):
                 if self._class_weight and structure is structures[0]:
                     weight = class_weights(y, self._class_weight, weight, outputs)
-                _compute_loss(model, x, y, outputs, weight, training=True)
+                compute_loss(model, x, y, outputs, weight, training=True)
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self.example = x, y, outputs, weight
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         self._adds_sums = any(one.shape.rank for one in own)
-        _check_reductions(model, defined_at(self._build))
+        keras_losses.check_reductions(model, defined_at(self._build))
         model.reset_metrics()  # as Keras does before each epoch: another fit, or evaluate, may have left something
         self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
         self._of_batch, self._of_loss = (), frozenset(map(id, counted))
         return model
 
-    def placed(self, num_replicas: int, microbatches: int, compiled: bool) -> None:
-        """Finds out how the metrics' states are put together; UsageError where one's own cannot be right here."""
-        model, self._compiled = self._model, compiled
+    def _note(self, values: tf.Tensor, mask: tf.Tensor | None) -> float:
+        self._reduced.append((not values.shape.rank, mask is not None))
+        return 1.0
+
+    def placed(self, place: Place) -> None:
+        """Finds out how losses and metrics of parts of a batch are put together; UsageError where that is not right."""
+        has_short = hasattr(self.data(), "batch_size") and any(one.rows is None for one in self._opened()[1])
+        place = place._replace(pads=place.pads or has_short)
+        model, self._place, (num_replicas, microbatches, compiled, *_) = self._model, place, place
         unknown = next((one for one in self._opened()[1] if one.unknown), None)
         if compiled and unknown is not None:
             raise UsageError(
                 f"{unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. XLA (train.jit_compile, a "
                 "TPU) needs all but the first: pad to one length and say so with tf.ensure_shape, or train without"
-            )
-        if (
-            compiled
-            and self._own is None
-            and model is not None
-            and type(model).compute_loss is not keras.Model.compute_loss
-        ):
-            raise UsageError(
-                f"{defined_at(self._build)}: {type(model).__name__} has a compute_loss of its own, which could count "
-                "what fills up a short batch under XLA (train.jit_compile, a TPU); train without, or write a task, "
-                "see docs/own_task.md"
             )
         if microbatches > 1 and self._adds_sums:
             raise UsageError(
@@ -206,14 +206,24 @@ class KerasTask(Task):
                 f"{defined_at(self._build)}: metric {names[0]!r} is taken along the batch, of which each replica has a "
                 "part, in a step of the model's own: train on one replica"
             )
-        if model is None or self._own is not None or not keras_metrics.has_unknown(model):
+        if model is None or self._own is not None:
             return
-        x, y, weight = self._first_batch()
-        tried = x, y, _call(model, x, False), weight
-        self._folds = keras_metrics.folds(model, tried, self._of_loss)
-        self._of_batch = keras_metrics.of_one_batch(model, tried)
+        tried = functools.cache(lambda: self._tried(model))
+        self._gathers, self.takes_real_rows = keras_losses.place(
+            model,
+            self._reduced,
+            self._added if self._has_own_losses else None,
+            tried,
+            defined_at(self._build),
+            place,
+        )
+        self.shows_rows = any(masked for _, masked in self._reduced) and (microbatches > 1 or place.jit)
+        if not keras_metrics.has_unknown(model):
+            return
+        self._folds = keras_metrics.folds(model, tried(), self._of_loss)
+        self._of_batch = keras_metrics.of_one_batch(model, tried())
         where = f"{defined_at(self._build)}: metric"
-        if compiled and (names := [*keras_metrics.ignores_weights(model, tried), *self._of_batch]):
+        if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
             raise UsageError(
                 f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
                 "(train.jit_compile, a TPU): have it use sample_weight, or train without"
@@ -225,12 +235,21 @@ class KerasTask(Task):
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
             )
 
+    def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
+        assert self._model is not None
+        _call(self._model, batch[0], False)
+        return tf.add_n([tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank])
+
+    def _tried(self, model: keras.Model) -> keras_metrics.Batch:
+        x, y, weight = self._first_batch()
+        return x, y, _call(model, x, False), weight
+
     def _first_batch(self) -> tuple[Any, Any, Any]:
-        """x, y and sample_weight of examples of the training data, two or more."""
+        """x, y and sample_weight of an even number of examples of the training data."""
         size = getattr(self.data(), "batch_size", self.tried)
         shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
         batch = next(iter(self.data().train_batches(shard)))
-        return self._packed({key: tf.concat([part, part][: 1 + (size < 2)], 0) for key, part in batch.items()})
+        return self._packed({key: tf.concat([part, part][: 1 + size % 2], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return self._structure(batch).pack(batch)
@@ -241,8 +260,12 @@ class KerasTask(Task):
         return next((one for one in structures if one.keys == keys), structures[0])
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        """What the order of the examples rests on."""
+        """What the order of the examples rests on, and what an embedding's gradient is."""
         note = getattr(self.data(), "note", "")
+        found = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if isinstance(found, _SQUARING) and any(one.path.endswith("embeddings") for one in model.trainable_variables):
+            note += f"{note and '; '}rows of an embedding that occur twice in a batch are added up before {found.name} "
+            note += "squares them, on any topology: Keras takes them one by one"
         own = [] if self._own is None else self._own.notes
         return [*own, *keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
 
@@ -303,12 +326,14 @@ class KerasTask(Task):
             return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
         real = batch[WEIGHT]
-        num_real = tf.reduce_sum(real)
-        compiled = self._compiled or xla.is_compiling()
+        num_real = weight = tf.reduce_sum(real)
+        is_real = self.takes_real_rows and real.shape[0] is None
+        compiled = (self._place.compiled or xla.is_compiling()) and not is_real
 
         def rows(part: Any) -> Any:
             # Where there are none, one, which weighs nothing: the mean of no rows is none.
-            return each_tensor(part, lambda one: one[: tf.maximum(tf.cast(num_real, tf.int32), 1)])
+            count = tf.maximum(tf.cast(num_real, tf.int32), 1)
+            return part if is_real else each_tensor(part, lambda one: one[:count])
 
         context = tf.distribute.get_replica_context()
         is_alone = context is None or context.num_replicas_in_sync == 1
@@ -320,34 +345,53 @@ class KerasTask(Task):
             sample_weight = class_weights(y, self._class_weight, sample_weight)
         with undivided():  # of layers that have a loss of Keras's
             outputs = _call(model, x, training)
+        together = judged = x, y, outputs, sample_weight
         if compiled:
-            outputs, weights, over = weights_of(outputs, sample_weight, real)
-            weight = tf.reduce_sum(over)
+            judged = x, y, *padding_masked(outputs, sample_weight, real)
+            weights = weights_of(outputs, sample_weight, real)
         else:
-            together = (x, y, outputs, sample_weight), real
-            x, y, outputs, weights = (rows(part) for part in (x, y, outputs, sample_weight))
-            over, weight = real, real_weight(outputs) * tf.minimum(num_real, 1.0)
-        own = [_summed(one, real, weight) if one.shape.rank else one for one in model.losses]
+            x, y, outputs, weights = judged = tuple(rows(part) for part in together)
+        own = [_summed(one, real, num_real) if one.shape.rank else one for one in model.losses]
+        takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
+        gathers, parts, num_everywhere = self._gathers and not is_alone, together, num_real
+        if not is_alone and (takes_whole_batches or gathers):
+            needs_x = keras_metrics.is_overridden(model) or keras_losses.is_overridden(model)
+            parts = judged if compiled else together
+            parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled)
+            num_everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(num_real))
+        factor, left = None, list[tf.Tensor]()
+
+        def kept(values: tf.Tensor, mask: tf.Tensor | None) -> float:
+            left.append(keras_losses.share_of_mask(values, mask))
+            return 1.0
+
+        if gathers:
+            judged, share = parts, num_real / num_everywhere
+            own = [tf.reduce_sum(keras_metrics.side_by_side(share * one[tf.newaxis])) for one in own]
+        elif any(masked for _, masked in self._reduced):
+            if (training and self._place.microbatches > 1) or (self._place.jit and not is_alone):
+                factor = kept
+            elif not is_alone:
+                factor = functools.partial(keras_losses.of_all_replicas, num_real)
         initial = [tf.constant(value) for value in self._initial]
         with keras.StatelessScope([*zip(model.metrics_variables, initial, strict=True)]) as scope:
             before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
-            with keras_losses_of(own, model):
-                total = _compute_loss(model, x, y, outputs, weights, training)
+            with keras_losses_of(own, model, factor):
+                total = tf.cast(compute_loss(model, *judged, training), tf.float32)
+            if left:
+                weight = left[0] * (tf.size(real, tf.float32) if compiled else num_real)
             keras_metrics.count_losses(model, scope, before, weight)
             # Also of a Loss among the metrics, Keras takes 1/replicas.
-            with undivided(), padding_left_out(model, over) if compiled else contextlib.nullcontext():
+            with undivided(), padding_left_out(model, real) if compiled else contextlib.nullcontext():
                 logs = model.compute_metrics(x, y, outputs, weights)
             states = whole = [scope.get_current_value(variable) for variable in model.metrics_variables]
-        loss, is_first = tf.cast(total, tf.float32) * weight, True
-        if compiled:  # the mean over what fills up the batch, too, but for the model's own losses
-            extra = tf.add_n([tf.cast(one, tf.float32) for one in own]) if own else 0.0
-            loss = (tf.cast(total, tf.float32) - extra) * float(over.shape.num_elements()) + weight * extra
-        num_rows, takes_whole_batches = num_real, bool(self._of_batch) or any(fold.whole for fold in self._folds)
+        loss = total * weight
+        if gathers:  # the gradient through the replica's own rows alone is to be summed, not averaged by their number
+            loss = tf.custom_gradient(lambda one: (one * weight, lambda upstream: upstream * num_everywhere))(total)
+        is_first, num_rows = True, num_real
         if takes_whole_batches and not is_alone:
-            parts = keras_metrics.of_all_replicas(*together, needs_x=keras_metrics.is_overridden(model))
             whole, logs = keras_metrics.updated(model, initial, parts)
-            is_first = tf.equal(context.replica_id_in_sync_group, 0)
-            num_rows = tf.cast(tf.shape(keras.tree.flatten(parts[2])[0])[0], tf.float32)
+            is_first, num_rows = tf.equal(context.replica_id_in_sync_group, 0), num_everywhere
         states_by_fold: dict[str, list[tf.Tensor]] = {}
         for fold, state, of_whole, before in zip(self._folds, states, whole, initial, strict=True):
             value = tf.cast(of_whole if fold.whole else state, tf.float32)
@@ -443,21 +487,8 @@ def _summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return total * tf.cast(everywhere / tf.maximum(weight, 1.0), total.dtype)
 
 
-def _compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any, training: bool) -> tf.Tensor:
-    """The model's, with the arguments that Keras would give to one of its own."""
-    told = {"training": training} if "training" in inspect.signature(model.compute_loss).parameters else {}
-    return model.compute_loss(x, y, outputs, weights, **told)
-
-
 def _check(model: Any, where: str) -> None:
     if not isinstance(model, keras.Model):
         raise UsageError(f"{where}: must return a keras.Model, returned {type(model).__name__}")
     if not getattr(model, "compiled", False):
         raise UsageError(f"{where}: the model is not compiled; call model.compile(optimizer=..., loss=...) on it")
-
-
-def _check_reductions(model: keras.Model, where: str) -> None:
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", _REDUCTIONS[0])
-        if isinstance(loss, keras.losses.Loss) and reduction not in _REDUCTIONS:
-            raise UsageError(f"{where}: loss {loss.name!r} has reduction={reduction!r}; leave it at {_REDUCTIONS[0]!r}")

@@ -5,6 +5,7 @@ Keras's own trainers step around the one by `_losses_override`, and around the o
 """
 
 import contextlib
+import contextvars
 import re
 import sys
 import weakref
@@ -18,7 +19,7 @@ from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
 # variables `_value` and `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their
-# indices and `_distribution_strategy`, trainers the two functions, numbers without a seed the other one, and what a
+# indices and `_distribution_strategy`, trainers the three functions, numbers without a seed the other one, and what a
 # program was seeded with `get_random_seed`. Noticed by tests/tasks/test_keras_metrics.py,
 # tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py, tests/modes/test_fit.py,
 # tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a TrainingError or an
@@ -26,6 +27,7 @@ from launcher.errors import TrainingError
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+_MEAN = "reduce_weighted_values"
 
 
 def with_local_metrics(build: Callable[[], Any]) -> Any:
@@ -45,6 +47,9 @@ def with_local_metrics(build: Callable[[], Any]) -> Any:
 
 
 _divides, _inside = contextlib.ExitStack(), 0
+Factor = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor | float]
+"""Of the values that a Loss object takes the mean of, and their mask: what the mean is multiplied by."""
+_factor: contextvars.ContextVar[Factor | None] = contextvars.ContextVar("factor", default=None)
 
 
 @contextlib.contextmanager
@@ -55,12 +60,20 @@ def undivided() -> Iterator[None]:
     """
     global _inside
     module = sys.modules[keras.losses.Loss.__module__]
-    if missing := [name for name in SCALES if not hasattr(module, name)]:
+    if missing := [name for name in (*SCALES, _MEAN) if not hasattr(module, name)]:
         raise _unknown(missing[0], _OF_LOSSES)
     if not _inside:
-        for name in SCALES:
+        of_keras = getattr(module, _MEAN)
+
+        def mean(values: tf.Tensor, *args: Any, mask: tf.Tensor | None = None, **rest: Any) -> Any:
+            if mask is not None:  # of rows, where values have other axes
+                mask = mask[(..., *[None] * (values.shape.rank - mask.shape.rank))]
+            found, factor = of_keras(values, *args, mask=mask, **rest), _factor.get()
+            return found if factor is None else found * tf.cast(factor(values, mask), found.dtype)
+
+        for name, other in {**dict.fromkeys(SCALES, lambda value: value), _MEAN: mean}.items():
             _divides.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, lambda value: value)
+            setattr(module, name, other)
     _inside += 1
     try:
         yield
@@ -71,19 +84,29 @@ def undivided() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model) -> Iterator[None]:
+def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model, factor: Factor | None = None) -> Iterator[None]:
     """Has Keras compute a loss as on one device, with these as the model's own, also inside a stateless scope.
 
-    Here a part's mean is weighted by its examples. TrainingError as of `undivided`.
+    Here a part's mean is weighted by its examples, and each Loss object's multiplied by a factor. TrainingError as of
+    `undivided`.
     """
     if not hasattr(model, "_losses_override"):
         raise _unknown("_losses_override", _OF_LOSSES)
+
+    def of_mean(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | float:
+        model._losses_override.clear()  # other replicas' threads have their turns where a factor waits for them
+        found = 1.0 if factor is None else factor(values, mask)
+        model._losses_override[:] = losses
+        return found
+
+    token = _factor.set(of_mean)
     with undivided():
         try:
             model._losses_override[:] = losses
             yield
         finally:
             model._losses_override.clear()
+            _factor.reset(token)
 
 
 def _unknown(name: str, what: str) -> TrainingError:

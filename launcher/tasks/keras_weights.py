@@ -10,34 +10,48 @@ import tensorflow as tf
 from launcher.errors import UsageError
 
 
-def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
-    """Outputs without masks, a weight for each of them, 0 for padding, and what the mean is taken over.
+def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> Any:
+    """A weight for each output, 0 for padding, in a shape that can be multiplied by its mask."""
 
-    Keras divides by the elements that a mask leaves. Over several replicas only their global number is right, so the
-    mask becomes a weight, and what is left of it the weight of the batch.
+    def of_output(output: tf.Tensor, given: Any) -> tf.Tensor:
+        weight = _of_rows(real, output)
+        return weight if given is None else weight * _of_rows(given, output)
+
+    return _for_outputs(of_output, outputs, sample_weight)
+
+
+def padding_masked(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[Any, Any]:
+    """Outputs whose masks leave out padding, too, and their weights, or None: of these, Keras takes the mean.
+
+    Keras divides by the elements that a mask leaves.
     """
-    leaves = keras.tree.flatten(outputs)
-    # Leans on Keras: a tensor's mask is its `_keras_mask`. Noticed by tests/tasks/test_keras_metrics.py,
-    # tests/modes/test_fit.py. Then: find where the new version keeps it; masked losses are wrong until then.
-    masks = [getattr(output, "_keras_mask", None) for output in leaves]
-    over = real
-    if any(mask is not None for mask in masks):
-        if len(leaves) > 1:
-            raise UsageError("a model with several outputs of which one has a mask cannot be averaged over replicas")
-        over = tf.cast(masks[0], tf.float32) * real[:, tf.newaxis]
-        outputs = keras.tree.map_structure(tf.identity, outputs)
 
-    def of_output(output: tf.Tensor, given: tf.Tensor | None = None) -> tf.Tensor:
-        rank = max(1, output.shape.rank - 1)
-        mask = tf.reshape(over, [*over.shape, *[1] * (rank - over.shape.rank)])
-        if given is None:
-            return mask
-        given = tf.cast(given, tf.float32)
-        return mask * tf.reshape(given, [*given.shape, *[1] * (rank - given.shape.rank)])
+    def masked(output: tf.Tensor) -> tf.Tensor:
+        # Leans on Keras: a tensor's mask is its `_keras_mask`. Noticed by tests/tasks/test_keras_metrics.py,
+        # tests/modes/test_fit.py. Then: find where the new version keeps it; masked losses are wrong until then.
+        found = each_tensor(output, tf.identity)
+        found._keras_mask = _of_rows(real, output) > 0
+        return found
 
-    if sample_weight is not None and keras.tree.is_nested(sample_weight):
-        return outputs, keras.tree.map_structure(of_output, outputs, sample_weight), over
-    return outputs, keras.tree.map_structure(lambda output: of_output(output, sample_weight), outputs), over
+    def given(output: tf.Tensor, weight: Any) -> tf.Tensor | None:
+        return None if weight is None else _of_rows(weight, output)
+
+    return keras.tree.map_structure(masked, outputs), _for_outputs(given, outputs, sample_weight)
+
+
+def _for_outputs(function: Callable[[tf.Tensor, Any], Any], outputs: Any, sample_weight: Any) -> Any:
+    if keras.tree.is_nested(sample_weight):
+        return keras.tree.map_structure(function, outputs, sample_weight)
+    return keras.tree.map_structure(lambda output: function(output, sample_weight), outputs)
+
+
+def _of_rows(weight: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    """Weights of rows, or of what is in them, in the shape of an output's mask, or with an axis for each of its own."""
+    mask = getattr(output, "_keras_mask", None)
+    rank = max(1, output.shape.rank - 1) if mask is None else mask.shape.rank
+    weight = tf.cast(weight, tf.float32)
+    weight = tf.reshape(weight, [*weight.shape, *[1] * (rank - weight.shape.rank)])
+    return weight if mask is None else weight * tf.cast(mask, tf.float32)
 
 
 def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any, outputs: Any = None) -> tf.Tensor:
@@ -89,15 +103,6 @@ def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
     return None if part is None else keras.tree.map_structure(of_one, part)
 
 
-def real_weight(outputs: Any) -> tf.Tensor:
-    """What Keras's mean over these outputs is taken over: rows, or the elements that a mask leaves; float32 scalar."""
-    leaves = keras.tree.flatten(outputs)
-    mask = getattr(leaves[0], "_keras_mask", None)
-    if mask is None:
-        return tf.cast(tf.shape(leaves[0])[0], tf.float32)
-    return tf.reduce_sum(tf.cast(mask, tf.float32))
-
-
 @contextlib.contextmanager
 def padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
     """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
@@ -107,7 +112,7 @@ def padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
     def patched(update: Callable[..., Any], whole_shape: bool) -> Callable[..., Any]:
         def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
             if sample_weight is None:
-                sample_weight = real
+                sample_weight = real if getattr(y_pred, "_keras_mask", None) is None else _of_rows(real, y_pred)
                 if whole_shape:
                     rest = [1] * (y_true.shape.rank - 1)
                     sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)

@@ -282,15 +282,6 @@ def test_a_number_of_one_batch_is_shown_as_the_mean_over_all_examples(tmp_path):
         np.testing.assert_allclose(found[f"{key}error"], found[f"{key}mae"], rtol=1e-5)
 
 
-def test_a_loss_that_is_no_mean_over_examples_is_the_mean_of_the_replicas_parts(tmp_path):
-    def build(rate=0.0):
-        return regression(optimizer=keras.optimizers.SGD(rate), loss=root_mean_square)
-
-    halves = [of_keras(build, (X[part], Y[part]), None)["loss"][0] for part in (slice(8), slice(8, 16))]
-    found = of_launcher(build, (X[:16], Y[:16]), None, tmp_path, epochs=1)
-    np.testing.assert_allclose(found["loss"][0], np.mean(halves), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("metric", "arguments", "message"),
     [

@@ -17,14 +17,11 @@ from keras import layers
 from own_steps import (
     CASES,
     EVEN,
-    LABELLED,
     NOISE,
     PAIRS,
     VAE,
-    Distiller,
     X,
     adam,
-    distiller,
     gan,
     net,
     vae,
@@ -350,7 +347,6 @@ def counts_by_a_variable():
         (counts_along_the_batch, {}, "metric 'along' is taken along the batch"),
         (counts_by_a_variable, {}, r"Counts's train_step assigns the tf.Variable .*by add_weight\(trainable=False\)"),
         (vae, {"train": (X, NOISE)}, "VAE's train_step does not take this data, in which x is float32"),
-        (lambda: distiller(Distiller), {"train": LABELLED, "jit_compile": True}, "has a compute_loss of its own"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(build, arguments, message, tmp_path):
