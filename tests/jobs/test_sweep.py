@@ -16,6 +16,8 @@ from report_page import Page
 from running import is_running
 
 from launcher import launch as entry
+from launcher.jobs.sweep import Trial
+from launcher.reporting import run_folder
 
 GRID = "--sweep=cosine.peak = 0.0001, 0.1; mlp.units = 8, 4"
 NAMES = ["peak=0.0001,units=8", "peak=0.0001,units=4", "peak=0.1,units=8", "peak=0.1,units=4"]
@@ -258,3 +260,20 @@ def test_a_task_outside_of_the_trials_is_refused(run, monkeypatch, task):
     code, printed = run("--sweep=mlp.units = 8, 4")
     assert code == 64 and f"SLURM_ARRAY_TASK_ID='{task}'" in printed.err and "from 0 to 1" in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_a_trial_whose_recipe_was_touched_or_has_python_of_its_own_is_not_taken_for_done(tmp_path):
+    recipe, folder = tmp_path / "mine.gin", tmp_path / "peak=0.1"
+    recipe.write_text("train.steps = 3\n")
+    folder.mkdir()
+    record = run_folder.RunRecord(began=1.0, started=recipe.stat().st_mtime + 1, command="a b", recipe=(str(recipe),))
+    run_folder.write_record(folder, record)
+    (folder / "summary.json").write_text(json.dumps({"status": "completed", "step": 3, "exit_code": 0}))
+    os.utime(folder / "summary.json", (record.started + 1, record.started + 1))
+    trial = Trial("one", folder, [], ["b"])
+    assert trial.is_done()
+    os.utime(recipe, (record.started + 9, record.started + 9))
+    assert not trial.is_done()
+    recipe.write_text("import json\ntrain.steps = 3\n")
+    os.utime(recipe, (record.started - 1, record.started - 1))
+    assert not trial.is_done()

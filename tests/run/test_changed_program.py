@@ -21,8 +21,9 @@ Y = (X[:, :1] > 0).astype("float32")
 
 LOSS = """
 import tensorflow as tf
-FACTOR, WEIGHTS, seen = {factor}, [1.0, {second}], []
+FACTOR, WEIGHTS, seen, calls = {factor}, [1.0, {second}], [], {{"n": 0}}
 def part(value):
+    calls["n"] += 1
     return tf.square(value) * {inner}
 def make(alpha):
     def loss(y, p):
@@ -32,9 +33,10 @@ def make(alpha):
     return loss
 loss = make({alpha})
 class Layer:
-    scale = {scale}
+    scale, made = {scale}, 0
     def __init__(self, size=1):
         self.size = size
+        Layer.made += 1
     def call(self, x):
         return loss(x, x) * self.scale
 """
@@ -51,6 +53,7 @@ def module(**changes):
 def test_code_is_the_same_on_other_lines_and_another_with_any_constant_that_it_reaches():
     first, again = module(), module(above="\n\n# moved\n", words="two")
     again.seen.append(1)
+    again.calls["n"], again.Layer.made = 3, 3
     for name in ("loss", "Layer"):
         assert text_of(vars(first)[name]) == text_of(vars(again)[name]) != name
         for changed in ("factor", "second", "inner", "alpha"):
@@ -109,12 +112,12 @@ OTHER = {
     "optimizer 1: SGD then, Adam now": {"optimizer": keras.optimizers.Adam(0.1)},
     "seed: 0 then, 3 now": {"told": {"seed": 3}},
     "global_batch_size: 8 then, 4 now": {"told": {"batch_size": 4}},
-    "policy: 'float32' then, 'mixed_bfloat16' now": {"told": {"precision": "mixed_bfloat16"}},
+    "train.precision: 'float32' then, 'mixed_bfloat16' now": {"told": {"precision": "mixed_bfloat16"}},
 }
 NOTED = {
     "optimizer 1.learning_rate: 0.1 then, 0.5 now": {"rate": 0.5},
     "Dropout 1.rate: 0 then, 0.5 now": {"dropout": 0.5},
-    "Dense 2.kernel_regularizer: none then, L2(l2=0.01) now": {"penalty": "l2"},
+    "Dense 2.kernel_regularizer: None then, L2(l2=0.01) now": {"penalty": "l2"},
     "class_weight: {} then, {0: 2} now": {"told": {"class_weight": {0: 2.0}}},
     "validation data: [0, ''] then, [16, ": {"told": {"validation": (X, Y)}},
     "callbacks: [History()] then, [TerminateOnNaN(": {"told": {"callbacks": [keras.callbacks.TerminateOnNaN()]}},
@@ -191,5 +194,5 @@ def test_a_model_that_is_given_is_the_same_in_any_process_and_must_come_with_the
     assert len(longer.epoch) == 3
     assert fit(run, longer.model, epochs=3).history == longer.history
     monkeypatch.setattr(program_record, "_used", set())  # as in another process
-    with pytest.raises(UsageError, match=r"first weights: .* then, .* now"):
+    with pytest.raises(UsageError, match=r"first_weights: .* then, .* now"):
         fit(run, given(0.5), epochs=3)

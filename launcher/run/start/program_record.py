@@ -44,8 +44,7 @@ _ELSEWHERE = re.compile(
     r"task\.(data|model|beam_size|length_penalty|decode|max_new|temperature|top_p|sampling)"
     r"|\.[^.]*(synchronized|remat|attention|layers|path|dir|file|build|tensor)"
 )
-_FIRST = "first weights"
-_NOT_ALWAYS = (_FIRST, "policy")  # items that not every program has
+_FIRST, _POLICY = "model.first_weights", "train.precision"
 _TOLD = re.compile(r"gin\.|keras\.|launcher\.(?!data|optimizers)")  # configurables whose settings are told by now
 # What a run leaves in its folder, the checkpoints last: as long as they are there, they say what is to be done.
 _LEFT = (
@@ -60,10 +59,10 @@ def described(plan: RunPlan, trainer: Trainer, folder: str) -> dict[str, Any]:
     recipe, task = plan.recipe, plan.recipe.task
     stop = {"seed": plan.seed, "global_batch_size": recipe.global_batch_size, "task": type(task).__name__}
     note = {f"train.{name}": getattr(recipe, name) for name in _OF_RECIPE}
-    note |= {"policy": plan.policy, "train.steps": plan.total_steps, "callbacks": task.callbacks()}
+    note |= {_POLICY: plan.policy, "train.steps": plan.total_steps, "callbacks": task.callbacks()}
     note["validation data"] = plan.data.num_eval_examples, identity_of(getattr(plan.data, "evaluation", None))
     if recipe.precision != "auto":  # which is by the devices
-        stop["policy"] = plan.policy
+        stop[_POLICY] = plan.policy
     if task.first_weights and folder not in _used:
         stop[_FIRST] = task.first_weights
     _used.add(folder)
@@ -101,8 +100,8 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         counts[kind] += 1
         inside = dict | keras.layers.Layer  # of which the layers that it has tell
         settings = {name: one for name, one in settings_of(layer).items() if not isinstance(one, inside)}
-        if layer.dtype_policy.name != plan.policy:
-            settings["policy"] = layer.dtype_policy.name
+        own_policy = layer.dtype_policy.name if layer.dtype_policy.name != plan.policy else None
+        settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
             yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
     for number, one in enumerate(trainer.optimizer.keras_optimizers, 1):
@@ -156,13 +155,14 @@ def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
             if then.get("versions") != now["versions"]:
                 why = "the program of the checkpoint is not recorded, or by other versions; it is taken to be this one"
                 then = {**now, "stop": now["stop"] | {name: text_of(run[name]) for name in now["stop"] if name in run}}
-            return {**then, "stop": {"policy": then["note"]["policy"], **then["stop"]}, "step": step, "why": why}
+            return {**then, "stop": {_POLICY: then["note"][_POLICY], **then["stop"]}, "step": step, "why": why}
     return {}
 
 
 def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The items that are others now, with both values."""
-    names = [name for name in {**now, **then} if name not in _NOT_ALWAYS or (name in then and name in now)]
+    # A setting that one of them does not tell belongs to what is another by itself, or could not be told.
+    names = [name for name in {**now, **then} if "." not in name or (name in then and name in now)]
     values = {name: (then.get(name, "none"), now.get(name, "none")) for name in names}
     return [f"{name}: {old} then, {new} now" for name, (old, new) in values.items() if old != new]
 

@@ -29,7 +29,7 @@ from launcher.errors.user_code import Place
 _CHANGES = ("append", "add", "extend", "insert", "update", "setdefault", "pop")
 _PLAIN = bool | int | float | complex | str | bytes | None | types.EllipsisType
 _STATE = keras.Variable | tf.Variable | keras.random.SeedGenerator | keras.Model
-_NOT_TOLD = ("name", "seed", "dtype")
+_NOT_TOLD = ("name", "seed", "dtype", "trainable", "args", "kwargs")
 _SAID = 300
 
 
@@ -48,7 +48,7 @@ def settings_of(value: Any) -> dict[str, Any]:
     kept = {name: held.get(name, held.get(f"_{name}")) for name in (*names, *config)}
     # A function or an object tells more than its name in a config.
     told = {name: one if callable(one) else config.get(name, one) for name, one in kept.items()}
-    return {name: one for name, one in told.items() if one is not None and name not in _NOT_TOLD}
+    return {name: one for name, one in told.items() if name not in _NOT_TOLD}
 
 
 def is_own(value: Any) -> bool:
@@ -95,15 +95,20 @@ def _told(value: Any, seen: dict[int, Any]) -> str:
         code = "" if is_known else "\n".join(_code(value, seen))
         return value.__name__ + (code and f" {{code {_digest(code.encode())}}}")
     given = {} if is_known or isinstance(value, _STATE) else settings_of(value)
-    return f"{_text(type(value), seen)}({', '.join(f'{name}={_text(one, seen)}' for name, one in given.items())})"
+    parts = [f"{name}={_text(one, seen)}" for name, one in given.items() if one is not None]
+    return f"{_text(type(value), seen)}({', '.join(parts)})"
 
 
 def _code(value: Any, seen: dict[int, Any]) -> Iterator[str]:
     """What a function or class of the user's consists of; nothing of a library's."""
     if inspect.isclass(value):
-        for name, one in (item for kind in value.__mro__ if is_own(kind) for item in sorted(vars(kind).items())):
-            one = getattr(one, "fget", None) or getattr(one, "__func__", one)
-            if inspect.isfunction(one) or (isinstance(one, _PLAIN | tuple) and not name.startswith("__")):
+        members = {name: one for kind in value.__mro__[::-1] if is_own(kind) for name, one in vars(kind).items()}
+        members = {name: getattr(one, "fget", None) or getattr(one, "__func__", one) for name, one in members.items()}
+        functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
+        counted = {it.argval for one in functions.values() for it in dis.get_instructions(one) if "STORE" in it.opname}
+        for name, one in sorted(members.items()):
+            is_plain = isinstance(one, _PLAIN | tuple) and not name.startswith("__") and name not in counted
+            if name in functions or is_plain:
                 yield f"{name} {_text(one, seen)}"
         return
     function = inspect.unwrap(getattr(value, "python_function", value))
@@ -119,6 +124,7 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
     found = [*dis.get_instructions(code)]
     words = {it.argval for it in found if isinstance(it.argval, str)}
     set_here = {it.argval for it in found if it.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    sets_items = any(it.opname == "STORE_SUBSCR" for it in found)
     for it, following in itertools.zip_longest(found, found[1:]):
         if isinstance(it.argval, types.CodeType):
             yield from _instructions(it.argval, scope, seen)
@@ -129,7 +135,7 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
         value = scope.get(it.argval)
         if isinstance(value, types.ModuleType):
             yield from (_text(vars(value)[word], seen) for word in sorted(words & vars(value).keys()) if is_own(value))
-        elif following.argval not in _CHANGES:
+        elif following.argval not in _CHANGES and not (sets_items and isinstance(value, dict | list)):
             yield _text(value, seen)
 
 
