@@ -11,7 +11,7 @@ from building import build_session
 from places import SMALL_DIGITS
 
 from launcher import main as entry
-from launcher.machine.accelerators import gpu_peak
+from launcher.machine.accelerators import card_of
 from launcher.step import flops
 from launcher.tasks import cross_entropy
 from models.transformer import blockwise_attention
@@ -132,13 +132,13 @@ def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_o
 
 
 def test_peaks_are_found_by_the_drivers_names():
-    assert gpu_peak("NVIDIA H100 80GB HBM3").value == 989e12
-    assert gpu_peak("NVIDIA H100 PCIe").value == 756e12
-    assert gpu_peak("NVIDIA A100-SXM4-80GB").value == 312e12
-    assert gpu_peak("NVIDIA L40S").value == 362.05e12
-    assert gpu_peak("NVIDIA GB200").value == 2500e12
-    assert gpu_peak("Tesla V100-SXM2-16GB").value == 125e12
-    assert gpu_peak("NVIDIA L40") is None
+    assert card_of("NVIDIA H100 80GB HBM3").tensor_flops.value == 989e12
+    assert card_of("NVIDIA H100 PCIe").tensor_flops.value == 756e12
+    assert card_of("NVIDIA A100-SXM4-80GB").tensor_flops.value == 312e12
+    assert card_of("NVIDIA L40S").tensor_flops.value == 362.05e12
+    assert card_of("NVIDIA GB200").tensor_flops.value == 2500e12
+    assert card_of("Tesla V100-SXM2-16GB").tensor_flops.value == 125e12
+    assert card_of("NVIDIA L40") is None
 
 
 def test_a_loop_with_a_gradient_inside_a_function_is_counted():
