@@ -165,13 +165,14 @@ def _of_kernel(node: Any, inputs: list[_Shape]) -> tuple[float, float]:
     The gradient's kernel gives three arrays, of queries, keys and values, and computes the scores again.
     """
     scope, is_of_jax = _KERNEL.search(node.name), node.op == _KERNELS[0]
-    if scope is None and is_of_jax:
-        raise _NotCountable
-    if scope is None:  # what replicas exchange
-        return 0.0, 0.0
-    results = [_static(_shape(one)) for one in node.attr["_output_shapes"].list.shape] if is_of_jax else []
-    is_gradient = bool(_GRADIENT.search(node.name))
-    query, key = results[:2] if is_gradient and is_of_jax else map(_static, inputs[:2])
+    if scope is None:
+        if is_of_jax:
+            raise _NotCountable
+        return 0.0, 0.0  # what replicas exchange
+    is_gradient = _GRADIENT.search(node.name)
+    if is_gradient and is_of_jax:
+        inputs = [_shape(one) for one in node.attr["_output_shapes"].list.shape]
+    query, key = map(_static, inputs[:2])
     product = 2.0 * math.prod(query) * key[1] * (0.5 if scope[2] == CAUSAL_SCOPE else 1.0)
     return (product, 5 * product) if is_gradient else (0.0, 2 * product)
 

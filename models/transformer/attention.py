@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 from models.transformer.attention_form import Form
 from models.transformer.attention_kernel import KERNELS, attend_by_kernel, unfit
 from models.transformer.blockwise_attention import attend_in_blocks
-from models.transformer.layers import Dropout, projection, sizes
+from models.transformer.layers import Dropout, products, projection, sizes
 from models.transformer.positions import Visibility, rotate
 
 Cache = dict[str, tf.Tensor]
@@ -183,11 +183,15 @@ class Attention(keras.layers.Layer):
         seed: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Attends from `inputs` [batch, queries, width] to what is visible of `memory` [batch, keys, width]."""
-        query = self._split(self.query(inputs), self._heads)
-        cache = self.keys_and_values(memory, positions)
+        compiling = self.form.compiling()
+        on_gpu = compiling and self.form.accelerator == "gpu"
+        own = [self.key, self.value] if inputs is memory else []
+        query, *projected = products(inputs, [self.query, *own], at_once=on_gpu)
+        query = self._split(query, self._heads)
+        cache = self.keys_and_values(memory, positions, projected)
         if self._rotary:
             query = rotate(query, positions)
-        parts, compiling = (query, cache["key"], cache["value"]), self.form.compiling()
+        parts = query, cache["key"], cache["value"]
         batch, queries, heads, _ = query.shape
         keys = cache["key"].shape[1]
         if compiling and self._is_by_kernel(batch, queries, keys):
@@ -196,14 +200,13 @@ class Attention(keras.layers.Layer):
         if blocks is None:
             drop = self.dropout.with_seed(seed)
             # A GPU would write the float32 scores to memory: more of it, and slower (a fifth and 9% of lm_gpu.gin).
-            on_gpu = self.form.accelerator == "gpu"
             attended = attend(
                 *parts,
                 allowed=visible.allowed(),
                 drop=drop,
                 keeps_axes=self.form.keeps_axes(),
                 unrounded=compiling and not on_gpu,
-                rounded=compiling and on_gpu and query.dtype.size == 2,
+                rounded=on_gpu and query.dtype.size == 2,
             )
         else:
             attended = attend_in_blocks(*parts, visible, blocks, rate=self.dropout.rate, seed=seed, compiling=compiling)
@@ -223,9 +226,11 @@ class Attention(keras.layers.Layer):
     def _is_by_kernel(self, batch: Any, queries: Any, keys: Any) -> bool:
         return self.form.wants_kernel(batch, queries, keys) and not self.unfit(queries, keys)
 
-    def keys_and_values(self, memory: tf.Tensor, positions: tf.Tensor | None = None) -> Cache:
+    def keys_and_values(
+        self, memory: tf.Tensor, positions: tf.Tensor | None = None, projected: Sequence[tf.Tensor] = ()
+    ) -> Cache:
         """Keys and values [batch, keys, key heads, head width] of `memory` [batch, keys, width]."""
-        key, value = self._project(memory)
+        key, value = self._project(memory, projected)
         return {"key": self._place(key, tf.roll(key, 1, axis=1), positions), "value": value}
 
     def empty_cache(self, rows: int | tf.Tensor, length: int) -> Cache:
@@ -252,9 +257,9 @@ class Attention(keras.layers.Layer):
         allowed = (places <= index)[None, None, :]
         return self._join(attend(query, cache["key"], cache["value"], allowed=allowed)), cache
 
-    def _project(self, memory: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        projected = (tf.cast(layer(memory), self.compute_dtype) for layer in (self.key, self.value))
-        key, value = (self._split(each, self._kv_heads) for each in projected)
+    def _project(self, memory: tf.Tensor, made: Sequence[tf.Tensor] = ()) -> tuple[tf.Tensor, tf.Tensor]:
+        projected = made or [layer(memory) for layer in (self.key, self.value)]
+        key, value = (self._split(tf.cast(each, self.compute_dtype), self._kv_heads) for each in projected)
         return key, value
 
     def _place(self, key: tf.Tensor, before: tf.Tensor | None, positions: tf.Tensor | None) -> tf.Tensor:

@@ -8,7 +8,7 @@ Fields that are left out have protobuf's default, which is "none of that".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,8 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 from models.transformer.positions import Visibility
 
 TARGET = "__cudnn$fmha"
-_NO_SCORE = {tf.bfloat16: -(2.0**41), tf.float16: -(2.0**15)}  # cuDNN errs in the difference of two that are lower
+# XLA's name of a dtype, and what stands for no score: cuDNN errs in the difference of two that are lower.
+_DTYPES = {tf.bfloat16: ("BF16", -(2.0**41)), tf.float16: ("F16", -(2.0**15))}
 
 # As XLA reads it, but for what is computed with and the products.
 _TOLD = (
@@ -33,25 +34,23 @@ _PRODUCT = (
 )
 # Of each product the dimensions that are summed over, left and right, and the left one of the heads: queries are
 # [batch, length, heads, width], weights [batch, heads, queries, keys].
-_AHEAD = ("bmm1", 3, 3, 2), ("bmm2", 3, 1, 1)
-_BACK = (
-    *(("bmm1_grad_gemm1", 2, 1, 1), ("bmm1_grad_gemm2", 3, 1, 1)),
-    *(("bmm2_grad_gemm1", 2, 1, 1), ("bmm2_grad_gemm2", 3, 3, 2)),
-)
+_AHEAD = ["bmm1 3 3 2", "bmm2 3 1 1"]
+_BACK = ["bmm1_grad_gemm1 2 1 1", "bmm1_grad_gemm2 3 1 1", "bmm2_grad_gemm1 2 1 1", "bmm2_grad_gemm2 3 3 2"]
 
 
 def attend(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, visible: Visibility) -> tf.Tensor:
     """As `attention_kernel.attend_by_kernel`, in which the outputs of queries that may look nowhere are any."""
     scope, (batch, length, heads, width) = tf.get_current_name_scope(), query.shape
+    element, no_score = _DTYPES[value.dtype]
     told = {
         "scale": width**-0.5,
         "mask": "CAUSAL" if visible.causal else "NO_MASK",
-        "element": {tf.bfloat16: "BF16", tf.float16: "F16"}[value.dtype],
-        "sizes": json.dumps([str(size) for size in (batch, heads, length, key.shape[1])]),
+        "element": element,
+        "sizes": json.dumps(list(map(str, (batch, heads, length, key.shape[1])))),
     }
     same = visible.query_segments[:, None, :, None] == visible.key_segments[:, None, None, :]
     # Each head adds it to its scores. Those of all layers are the same, so that XLA keeps one.
-    mask = tf.cast(tf.where(same, 0.0, _NO_SCORE[value.dtype]), value.dtype)
+    mask = tf.cast(tf.where(same, 0.0, no_score), value.dtype)
 
     @tf.custom_gradient
     def run(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -62,7 +61,7 @@ def attend(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, visible: Visibili
         def gradients(upstream: tf.Tensor) -> list[tf.Tensor]:
             with tf.name_scope(f"gradient_tape/{scope}/"):  # as TensorFlow names gradients of its own operations
                 operands = [*inputs, of_softmax, upstream, mask, output]
-                back = _call("Backward", _BACK, told, operands, [_of_heads(one) for one in inputs])
+                back = _call("Backward", _BACK, told, operands, list(map(_of_heads, inputs)))
                 return [tf.transpose(one, [0, 2, 1, 3]) for one in back]
 
         return output, gradients
@@ -77,9 +76,9 @@ def _of_heads(one: tf.Tensor) -> tf.TensorSpec:
 
 
 def _call(
-    kind: str, products: Any, told: dict[str, Any], operands: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
+    kind: str, products: list[str], told: dict[str, Any], operands: list[tf.Tensor], results: list[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    config = _TOLD.format(products=", ".join(_PRODUCT.format(*one) for one in products), **told)
+    config = _TOLD.format(products=", ".join(_PRODUCT.format(*one.split()) for one in products), **told)
     # Leans on TensorFlow: XLA's custom calls have this wrapper in Python. Noticed by tests/preflight/test_kernels.py.
     # Then: use the operation XlaCustomCallV2 by its new wrapper; train.attention = 'kernel' on GPUs needs it.
     results = [*results, tf.TensorSpec([0], tf.uint8)]  # cuDNN's workspace, whose size XLA asks for

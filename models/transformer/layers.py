@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -40,6 +41,20 @@ def projection(units: int, *, name: str, scale: float = 1.0, use_bias: bool = Fa
     """A dense layer, uniform after Glorot and Bengio 2010; `scale` multiplies its initial kernel."""
     initializer = keras.initializers.VarianceScaling(scale**2, mode="fan_avg", distribution="uniform")
     return Projection(units, use_bias=use_bias, kernel_initializer=initializer, name=name, **kwargs)
+
+
+def products(inputs: tf.Tensor, layers: Sequence[Projection], *, at_once: bool) -> list[tf.Tensor]:
+    """What projections without biases make of the inputs; `at_once` by one product, as suits a GPU's compiler.
+
+    Each is by itself where one computes in another dtype, or is watched.
+    """
+    alike = all(one.compute_dtype == inputs.dtype.name and "call" not in vars(one) for one in layers)
+    if not (at_once and alike):
+        return [layer(inputs) for layer in layers]
+    kernels = [tf.cast(layer.kernel, inputs.dtype) for layer in layers]
+    found, ends = tf.tensordot(inputs, tf.concat(kernels, axis=1), 1), itertools.accumulate(one.units for one in layers)
+    # Slices, not tf.split, whose gradients XLA would make one by one and copy.
+    return [found[..., end - one.units : end] for one, end in zip(layers, ends, strict=True)]
 
 
 class Embedding(keras.layers.Layer):
@@ -173,12 +188,5 @@ class FeedForward(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         if self.gate is None:
             return self.down(self._activation(self.up(inputs)))
-        # Each by itself where one computes in another dtype, or is watched.
-        alike = {inputs.dtype, *(tf.as_dtype(one.compute_dtype) for one in (self.gate, self.up))} == {inputs.dtype}
-        if self.joined() and alike and "call" not in vars(self.gate):
-            kernels = [tf.cast(one.kernel, inputs.dtype) for one in (self.gate, self.up)]
-            both = tf.tensordot(inputs, tf.concat(kernels, axis=1), 1)
-            # Slices, not tf.split, whose gradients XLA would make one by one and copy.
-            return self.down(self._activation(both[..., : self._hidden]) * both[..., self._hidden :])
-        gate, up = self._activation(self.gate(inputs)), self.up(inputs)
-        return self.down(tf.cast(gate, up.dtype) * up)
+        gate, up = products(inputs, [self.gate, self.up], at_once=self.joined())
+        return self.down(tf.cast(self._activation(gate), up.dtype) * up)

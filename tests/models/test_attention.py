@@ -219,3 +219,28 @@ def test_a_gated_network_multiplies_by_both_matrices_at_once_and_has_the_same_gr
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
     operations = [one.type for one in joined.get_concrete_function().graph.get_operations()]
     assert operations.count("MatMul") == 3 * products, "forward, for the inputs, for the matrices"
+
+
+def test_attention_to_itself_on_a_gpu_multiplies_by_three_matrices_at_once_and_is_the_same():
+    segments = tf.constant([[1, 1, 1, 2, 2, 0]])
+    visible = positions.Visibility(query_segments=segments, key_segments=segments, causal=True)
+    inputs, places = tf.constant(normal(1, 6, 8)), tf.constant([[0, 1, 2, 0, 1, 0]])
+    layer = attention.Attention(width=8, heads=4, kv_heads=2, rotary=True, smeared_keys=True, name="attention")
+    layer.build()
+
+    def found(accelerator):
+        layer.form = Form(accelerator=accelerator, compiling=lambda: True)
+        function = tf.function(lambda: graded(), jit_compile=True)
+        operations = [one.type for one in function.get_concrete_function().graph.get_operations()]
+        return operations.count("MatMul"), function()
+
+    def graded():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs, inputs, visible=visible, positions=places)
+        return outputs, *tape.gradient(outputs, [inputs, *(weight.value for weight in layer.trainable_weights)])
+
+    (apart, wanted), (joined, ours) = found("cpu"), found("gpu")
+    assert (apart, joined) == (3 * 4, 3 * 2), "forward, for the inputs, for the matrices: of q, k, v and of the output"
+    for one, other in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
