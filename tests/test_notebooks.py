@@ -252,7 +252,7 @@ def test_a_run_that_the_stop_button_ended_goes_on_and_ends_as_one_that_nobody_to
         call = "stopped = fit('stopped', callbacks=[Waits(os.getcwd())], replicas=2)"
         stopped = notebook.interrupted(call, "finishing the step and saving")
         assert re.fullmatch(
-            r"Preempted: asked to stop: step 24 of 48 is saved; running the cell again .*", stopped.error
+            r"Interrupted: asked to stop: step 24 of 48 is saved; running the cell again .*", stopped.error
         )
         assert "restored step 24" in notebook.run(call).text
         assert notebook.run("print(equal(stopped, fit('untouched', replicas=2)))").text.strip().endswith("True")
@@ -278,7 +278,7 @@ def test_workers_train_what_cells_define_and_the_stop_button_has_them_save(tmp_p
         notebook.run(SETUP)
         call = "stopped = fit('stopped', callbacks=[Waits(os.getcwd())], workers=2)"
         stopped = notebook.interrupted(call, "passed on to the workers")
-        assert re.fullmatch(r"Preempted: asked to stop: what was trained is saved; the same call .*", stopped.error)
+        assert re.fullmatch(r"Interrupted: asked to stop: what was trained is saved; the same call .*", stopped.error)
         goes_on = notebook.run(call)
         assert "restored step 24" in goes_on.text, goes_on.error
         assert len([line for line in goes_on.data("text/html") if "<progress" in line]) == 1

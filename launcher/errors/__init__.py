@@ -68,9 +68,21 @@ class TrainingError(LauncherError):
 
 
 class Preempted(LauncherError):
-    """Saved and asked to stop: exit 42, run the same command again."""
+    """Saved and asked to stop: exit 42, run the same command again.
+
+    Attributes:
+      signal: by which this process was; None for another reason, or another process.
+    """
 
     exit_code = EXIT_PREEMPTED
+    signal: int | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop button, in a program that calls `launcher.fit`: what was trained is saved."""
+
+    _render_traceback_ = LauncherError._render_traceback_
+    lines = ()
 
 
 class PortTakenError(LauncherError):

@@ -264,6 +264,15 @@ MODES: dict[str, Mode] = {
             shows_plan=True,
         ),
         Mode(
+            "clean",
+            "deletes the folders of launcher.fit without model_dir, in runs/fit or --model_dir",
+            module="fit_folders",
+            refuses=_READS_FILES,
+            needs_recipe=False,
+            needs_tensorflow=False,
+            shows_plan=True,
+        ),
+        Mode(
             "compare",
             "compares the runs in the folders that it is given",
             request=CompareRequest,

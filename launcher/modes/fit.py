@@ -1,12 +1,12 @@
 """`launcher.fit`: one run from Python, in the place of Keras's `model.fit`."""
 
+import contextlib
 import dataclasses
 import functools
-import itertools
 import os
-import random
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,25 +14,25 @@ import tensorflow as tf
 
 from launcher.data.dataset_data import as_tuple
 from launcher.data.pipeline import steps_per_epoch as epoch_of
-from launcher.errors import UsageError, advice, failures
+from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.exit_barrier import chief_last
-from launcher.modes import Request, fit_workers
+from launcher.modes import Request, fit_folders, fit_workers
 from launcher.modes.history import History
 from launcher.modes.train import train_on
 from launcher.run import programs
+from launcher.run.actions.keras_callbacks import OF_CALLBACK
 from launcher.run.loading import Machine
+from launcher.run.plan import RunPlan
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
 from launcher.run.start.value_text import text_of
-from launcher.tasks import keras_callbacks, keras_private
+from launcher.tasks import keras_callbacks, keras_private, keras_tracing
 from launcher.tasks.keras_model import KerasTask
 
 _OF_KERAS = ("data", "x", "y", "sample_weight", "validation_data")
 _BATCH_SIZE = 32  # Keras's
-_MODEL_DIR = os.path.join("runs", "fit")
-_with_models = itertools.count(1)  # calls of this process that were given a model, not a function, and no folder
 
 
 def fit(
@@ -67,8 +67,9 @@ def fit(
         history = launcher.fit(build, train_ds, validation=val_ds, epochs=10, model_dir="runs/mine")
         history = launcher.fit(model, x, y, validation_data=(x_val, y_val), epochs=10)  # for model.fit(x, y, …)
 
-    The same call goes on where it was interrupted. `python -m launcher.main --gin_file=PROGRAM.py` runs a program that
-    calls this with the launcher's flags: on several replicas, on several workers, or in another mode.
+    With a `model_dir`, the same call goes on where it was interrupted. `python -m launcher.main --gin_file=PROGRAM.py`
+    runs a program that calls this with the launcher's flags: on several replicas, on several workers, or in another
+    mode.
 
     Args:
       build: returns a compiled model; called under the strategy's scope. Or a compiled model, which is trained from
@@ -80,7 +81,8 @@ def fit(
       x, y, sample_weight, validation_data: in the place of train and validation, as in Keras's fit.
       epochs: passes over the training data; unless `steps` is among the settings.
       batch_size: examples of a step over all replicas, of arrays; 32 unless said. What gives batches has its own.
-      model_dir: where all that the run writes goes; runs/fit unless said.
+      model_dir: where all that the run writes goes, and from where the same call goes on; unless said, a fresh folder
+        for each call in runs/fit, of which the newest 20 are kept, see `launcher.modes.fit_folders`.
       strategy: a name, as for `--strategy`, or a `tf.distribute.Strategy`; unless said, the one under which a model was
         made, as in Keras.
       replicas: as `--replicas`, in each worker.
@@ -103,6 +105,7 @@ def fit(
     Raises:
       UsageError: an argument or the data is wrong.
       LauncherError: the run failed, or was asked to stop.
+      KeyboardInterrupt: it was asked to by Ctrl-C, and has saved. What a callback raises comes as it is.
     """
     given = {name: value for name, value in locals().items() if name not in ("settings", *_OF_KERAS)}
     _check_settings(settings)
@@ -112,24 +115,27 @@ def fit(
     train, validation = _data(model is not None, data, train, validation, (x, y, sample_weight))
     validation = as_tuple(validation if validation_data is None else validation_data)
     source = build if model is None else _builder(model)
-    handler = programs.handler()
+    handler, unnamed = programs.handler(), None
     # Those of a program without a seed are others in each process.
     first = [] if model is None or keras_private.seed_of_program() is None else model.weights
     first_weights = text_of([one.numpy() for one in first]) if first else ""
+    if model_dir is None and handler is None:
+        model_dir = unnamed = fit_folders.chosen()
+        settings = {"checkpoints": {"keep": 1, "save_model": "none"}, **settings}  # the weights once, and the best
+    settings = {"seed": keras_private.seed_of_program() or 0, **settings}
     strategy = _chosen(strategy, model if replicas is None else None, is_program=handler is not None)
     if workers is not None and handler is None:
         if model is not None:
             raise UsageError("fit: workers=N starts other processes: give a function that builds the model there")
-        given |= {"train": train, "validation": validation, "model_dir": model_dir or _MODEL_DIR}
-        return fit_workers.fit(**{**given, **settings})
-    # Devices and seeds are set up before a function makes the data: here, or before the program's first line.
+        given |= {"train": train, "validation": validation, "model_dir": model_dir}
+        with _ends(unnamed):
+            return fit_workers.fit(**{**given, **settings})
+    # Devices are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
-        if model is not None and model_dir is None:  # each call is another training of what there is
-            calls = next(_with_models)
-            model_dir = _MODEL_DIR if calls == 1 else os.path.join(_MODEL_DIR, f"fit_{calls}")
-        machine = _set_up(strategy, replicas, settings.get("seed", Recipe.seed))
-        handler = functools.partial(_train_here, machine=machine)
+        handler = functools.partial(_train_here, machine=_set_up(strategy, replicas))
     history = History()
+    if model is not None:
+        model.history = history  # also of a training that does not end
     all_callbacks = (*keras_callbacks.flat(callbacks), history)
     task = KerasTask(
         build=source,
@@ -146,7 +152,8 @@ def fit(
         verbose=verbose,
     )
     task.has_model, task.first_weights = model is not None, first_weights
-    size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
+    with keras_tracing.drawn_from(settings["seed"]):
+        size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)
@@ -170,12 +177,8 @@ def fit(
     )
     policy = keras.config.dtype_policy()
     try:
-        history.model_dir = handler(call)
-    except Exception as error:
-        told = failures.explained(error)
-        if told is error:
-            raise
-        raise told from error
+        with _ends(unnamed):
+            history.model_dir = handler(call)
     finally:
         keras.config.set_dtype_policy(policy)  # what comes after is the program's, also another call
         if model is not None:
@@ -214,10 +217,9 @@ def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_k
 
 def _builder(model: keras.Model) -> Callable[[], keras.Model]:
     """Makes a model's variables anew where it is called, in the scope of a strategy, each time as they are now."""
-    held, drawn = keras_private.Held(model), random.getstate()
+    held = keras_private.Held(model)
 
     def build() -> keras.Model:
-        random.setstate(drawn)  # the first values of what is not built yet are drawn by it
         held.make()
         return model
 
@@ -233,12 +235,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
 
 
-def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, seed: int) -> Machine:
+def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None) -> Machine:
     """The machine with its devices set up, in a process that the launcher did not start, such as a notebook's."""
     if not isinstance(strategy, str):
-        keras.utils.set_random_seed(seed)
         return Machine(environ=os.environ, replicas=replicas, on=strategy_lib.describe(strategy), made=strategy)
-    machine = Machine(environ=os.environ, strategy=strategy, replicas=replicas, seed=seed)
+    machine = Machine(environ=os.environ, strategy=strategy, replicas=replicas)
     machine.set_up()
     return machine
 
@@ -246,9 +247,35 @@ def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, seed: 
 def _train_here(call: FitCall, machine: Machine) -> str:
     """Trains in such a process, and returns the folder."""
     evaluates = bool(call.settings["task"].data().num_eval_examples)
-    request = Request(
-        mode="train_and_eval" if evaluates else "train", model_dir=call.model_dir or _MODEL_DIR, replicas=call.replicas
-    )
+    request = Request(mode="train_and_eval" if evaluates else "train", model_dir=call.model_dir, replicas=call.replicas)
+
+    def plan() -> RunPlan:
+        fit_folders.tidy()  # the folder is there and held
+        return machine.plan_of(call.recipe())
+
     with chief_last(cluster_lib.resolve(os.environ)):
-        train_on(request, lambda: machine.plan_of(call.recipe()))
+        train_on(request, plan)
     return request.run_dir
+
+
+@contextlib.contextmanager
+def _ends(unnamed: str | None) -> Iterator[None]:
+    """Tells the program how a call ended: by Ctrl-C, by an exception of its own callback, or by a `LauncherError`.
+
+    Args:
+      unnamed: the folder, if nobody has named it.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = failures.explained(error)
+        if unnamed and failures.exit_code(told) in (EXIT_PREEMPTED, EXIT_RETRY):
+            told.args = (f'{told}, with model_dir="{unnamed}"',)
+        if getattr(told, "signal", None) == signal.SIGINT and programs.handler() is None:
+            raise Interrupted(str(told)) from None
+        if told is error or hasattr(error, OF_CALLBACK):
+            raise
+        raise told from error
+    finally:
+        if unnamed:
+            fit_folders.tidy()

@@ -36,6 +36,7 @@ from launcher.reporting import strict_json
 from launcher.reporting.console import CellLine
 from launcher.serving import checkpoints_of, weights
 from launcher.tasks.keras_model import KerasTask
+from launcher.tasks.keras_private import forget_names
 
 FOLDER, _PROGRAM, _CALL, _HISTORY = "program", "program.py", "call.pkl", "history.json"
 _TEXT = """\
@@ -70,7 +71,7 @@ def fit(*, workers: int, model_dir: str, strategy: Any, replicas: int | None, **
     call = {"precision": keras.config.dtype_policy().name, **call}
     program = _write(call, Path(model_dir, FOLDER))
     flags = {"workers": workers, "gin_file": program, "model_dir": model_dir, "replicas": replicas}
-    flags["seed"] = call.get("seed")  # what the program draws before its call of fit must be the same, too
+    flags["seed"] = call["seed"]  # what the program draws before its call of fit must be the same, too
     _launch([f"--{name}={value}" for name, value in flags.items() if value is not None])
     history = History()
     kept = json.loads(program.with_name(_HISTORY).read_text(encoding="utf-8"))
@@ -167,7 +168,9 @@ def _launch(flags: Sequence[str]) -> None:
         said.seek(0)
         why = notebook.with_cells(said.read().decode(errors="replace").strip().removeprefix("error: "))
     if code == EXIT_PREEMPTED:
-        raise Preempted("asked to stop: what was trained is saved; the same call goes on from there")
+        told = Preempted("asked to stop: what was trained is saved; the same call goes on from there")
+        told.signal = signal.SIGINT
+        raise told
     if code not in (EXIT_DONE, *_ERRORS):  # stopped twice, or killed
         raise Preempted(f"launcher.launch ended with exit code {code}: the same call goes on from the last checkpoint")
     if code != EXIT_DONE:
@@ -202,11 +205,11 @@ def _trained(call: Mapping[str, Any], model_dir: str) -> keras.Model:
     summary = strict_json.read_object(Path(model_dir, "summary.json"))
     before = keras.config.dtype_policy()
     try:
-        keras.utils.clear_session(free_memory=False)  # names count up, and are what a checkpoint goes by
+        forget_names()
         keras.config.set_dtype_policy(summary["policy"])
         model = call["build"]()
         if not model.built:  # its data says how
-            keras.utils.clear_session(free_memory=False)
+            forget_names()
             own = {name: call[name] for name in inspect.signature(KerasTask).parameters if name in call}
             model = KerasTask(**own).model()
     finally:

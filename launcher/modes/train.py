@@ -49,7 +49,7 @@ def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
     with gin_bindings.usage_errors():
         loading.load_bindings_of_program(gin_files, request.gin_param)
         machine = make_machine(request)
-        machine.set_up()
+        machine.begin()
     calls = 0
 
     def at_fit(call: FitCall) -> str:

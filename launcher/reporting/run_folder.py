@@ -55,7 +55,9 @@ class RunRecord:
     Attributes:
       began: Unix seconds of the first attempt.
       started: Unix seconds of the process that wrote this.
-      command: the command line.
+      command: the command line, as it was typed.
+      diff: what differs from the commit that the plan names.
+      packages: that are installed, each with its version.
       recipe: the gin files.
       changes: what the command line changed of them.
       plan: what the run resolved to, by name.
@@ -68,6 +70,8 @@ class RunRecord:
     began: float = 0.0
     started: float = 0.0
     command: str = ""
+    diff: str = ""
+    packages: tuple[str, ...] = ()
     recipe: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     plan: Mapping[str, str] = dataclasses.field(default_factory=dict)

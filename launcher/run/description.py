@@ -1,10 +1,13 @@
 """A run's plan in lines for people, and in the record that its report begins with."""
 
+import contextlib
 import math
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import keras
 
@@ -16,6 +19,9 @@ from launcher.run.plan import RunPlan
 from launcher.run.session import with_loss_scale
 from launcher.step import freezing, layer_policies, reduce_error
 from launcher.step.moving_statistics import is_moving
+
+_GIT = "git describe --always --dirty --abbrev=40 --exclude='*' && git diff HEAD --no-ext-diff"
+_DIFF_CHARACTERS = 200_000
 
 
 def describe(
@@ -58,14 +64,21 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
     """What a training begins with, in Unix seconds `started`, for its report; `described` as `describe` returns."""
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
     is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
-    program = ["python", "-m", "launcher.main"] if is_launcher else [os.path.basename(sys.argv[0])]
-    command = " ".join(map(_quoted, [*program, *sys.argv[1:]]))
+    words = ["-m", "launcher.main", *sys.argv[1:]] if is_launcher else sys.orig_argv[1:]
+    command = " ".join(map(_quoted, ["python", *words]))
+    commit, diff = "", ""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        said = subprocess.run(_GIT, shell=True, capture_output=True, text=True, errors="replace", timeout=5).stdout
+        commit, _, diff = said.partition("\n")
     return RunRecord(
         started=started,
         command=command if notebook.shell() is None else "launcher.fit in a notebook",  # not the kernel's
         recipe=tuple(recipe_files),
         changes=tuple(Change(name=name, recipe=old, run=new) for name, old, new in gin_bindings.changed()),
-        plan=dict(described),
+        plan={**described, **({"commit": commit} if commit else {})},
+        diff=diff[:_DIFF_CHARACTERS],
+        # By the names of folders: to read what lies in each takes most of a second.
+        packages=tuple(sorted(one.stem for place in {*sys.path} for one in Path(place).glob("*.dist-info"))),
         total_steps=resolved.total_steps,
         steps_per_epoch=examples / recipe.global_batch_size if examples else None,
         best_metric=recipe.best_metric,

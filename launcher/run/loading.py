@@ -122,22 +122,27 @@ class Machine:
           UsageError: the recipe, the flags or the environment are wrong, or devices are missing.
           PortTakenError: another process listens on this worker's port.
         """
-        return self.plan_of(load(gin_files, gin_params, before_imports=self.set_up))
+        return self.plan_of(load(gin_files, gin_params, before_imports=self.begin))
 
     def set_up(self) -> None:
         """Sets up the devices that the bindings and flags ask for, before users' Python runs."""
         self._set_up_for = self._decide(gin_bindings.bound("train.strategy", Recipe.strategy))
         if self.deterministic:
             tf.config.experimental.enable_op_determinism()
-        # What a module draws, such as a split of its examples, must be the same in every worker and after a restart.
-        seed = gin_bindings.bound("train.seed", Recipe.seed) if self.seed is None else self.seed
-        keras.utils.set_random_seed(seed)
         if self.connect:
             self.made = _made.get(self._set_up_for) or strategy_lib.build(self._set_up_for, self._cluster)
             if self._set_up_for.accelerator != "cpu" and self._set_up_for.kind != "multi_worker":
                 _made[self._set_up_for] = self.made
         else:
             strategy_lib.configure(self._set_up_for)
+
+    def begin(self) -> None:
+        """Sets up, in a process of the launcher's, what users' Python finds there.
+
+        What it draws, such as a split of its examples, must be the same in every worker and after a restart.
+        """
+        self.set_up()
+        keras.utils.set_random_seed(gin_bindings.bound("train.seed", Recipe.seed) if self.seed is None else self.seed)
 
     def plan_of(self, recipe: Recipe) -> RunPlan:
         """The plan of a recipe on these devices; UsageError where it wants others than were set up for it."""

@@ -1,6 +1,8 @@
 """A plan made real: strategy, model, optimizer, trainer and evaluator."""
 
+import contextlib
 import dataclasses
+import gc
 import pathlib
 import traceback
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from launcher.step.engine import Engine
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.tasks.base import Place
+from launcher.tasks.keras_private import forget_names
+from launcher.tasks.keras_tracing import drawn_from
 from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch
 
@@ -56,10 +60,12 @@ def build(plan: RunPlan, engine: Engine | None = None) -> Session:
 def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | None = None) -> Session:
     """The same on a strategy that exists, with as many replicas as the plan says; an engine has them in its place."""
     recipe = plan.recipe
-    # Names count up within a process and are what a checkpoint goes by: every build starts from the same ones. What an
-    # earlier session of this process still holds is missing on a device; on a CPU Python's own collections will do.
+    # Names count up within a process: every build starts from the same ones. What an earlier session of this process
+    # still holds is missing on a device; on a CPU Python's own collections will do.
     if not recipe.task.has_model:
-        keras.utils.clear_session(free_memory=plan.strategy.accelerator != "cpu")
+        forget_names()
+        if plan.strategy.accelerator != "cpu":
+            gc.collect()
     notes: list[str] = []
     with initial_values.scope(strategy, None if engine is None else engine.first_values):
         model = build_model(plan, notes.append)
@@ -155,9 +161,10 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
 def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """A recipe's model under a dtype policy, in the current strategy scope; `note` takes what a person should know."""
     keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(seed)
     try:
-        model = recipe.task.model()
+        # A model that the program has made draws what it lacks as it would in Keras's fit.
+        with contextlib.nullcontext() if recipe.task.has_model else drawn_from(seed):
+            model = recipe.task.model()
     except ValueError as error:
         # Our own models check their arguments, which are bindings; of a user's, `failures.explained` says where it was.
         if _MODELS not in pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).parents:

@@ -23,6 +23,7 @@ from launcher.run.recipe import Recipe
 from launcher.run.start import assets
 from launcher.serving import checkpoints_of, weights
 from launcher.serving.weights import Weights
+from launcher.tasks.keras_private import forget_names
 
 MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
 _WHICH = ("best", "last", "averaged")
@@ -173,7 +174,7 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
             cluster = resolve_cluster({})
             devices = strategy_lib.plan(requested="one_device", replicas=None, tpu=None, cluster=cluster, environ={})
             recipe.task.use_assets(assets.read(model_dir))
-            keras.utils.clear_session(free_memory=False)  # names count up, and are what a checkpoint goes by
+            forget_names()
             model = session.model_of(recipe, policy=policy_of(recipe, devices)[0], seed=recipe.seed)
     finally:
         keras.config.set_dtype_policy(before)

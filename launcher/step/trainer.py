@@ -291,6 +291,7 @@ class Trainer:
 
     def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tf.Tensor:
         """float32 [steps, report names + 1]: the report of each step, and how long it waited for its batch."""
+        tf.random.set_seed(self.config.seed)  # of this graph alone
 
         def one_step(
             index: tf.Tensor, rows: tf.TensorArray, previous: tf.Tensor

@@ -29,7 +29,7 @@ from launcher.data.keras_data import make_data, prepare
 from launcher.data.pipeline import WEIGHT, Data, Shard
 from launcher.data.structure import Structure
 from launcher.errors import UsageError
-from launcher.errors.user_code import defined_at
+from launcher.errors.user_code import defined_at, mistake
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, Optimizers, own_settings
@@ -154,11 +154,14 @@ class KerasTask(Task):
             with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
                 try:
                     outputs = model(x, training=False)
-                except _ERRORS:  # there are models that take neither zeros nor one example
+                except _ERRORS as first:  # there are models that take neither zeros nor one example
                     if structure.keys != structures[0].keys:
                         raise
                     x, y, weight = self._first_batch()
-                    outputs = model(x, training=False)
+                    try:
+                        outputs = model(x, training=False)
+                    except _ERRORS as second:  # maybe of what the first has left half built
+                        raise (second if mistake(second) else first) from None
             what = f"{where}: the loss or a metric does not take the model's outputs with {structure}"
             if y is None:
                 what += ", without any y (data is one tuple, (x, y))"
@@ -266,7 +269,10 @@ class KerasTask(Task):
         if isinstance(found, _SQUARING) and any(one.path.endswith("embeddings") for one in model.trainable_variables):
             note += f"{note and '; '}rows of an embedding that occur twice in a batch are added up before {found.name} "
             note += "squares them, on any topology: Keras takes them one by one"
-        own = [] if self._own is None else self._own.notes
+        own = [] if self._own is None else [*self._own.notes]
+        if type(model).fit is not keras.Model.fit and not self._is_prepared:
+            own.append(f"{type(model).__name__} has a fit of its own, which is not called")
+        own += ["run_eagerly is ignored: steps are made into a graph"] * bool(model.run_eagerly)
         return [*own, *keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
 
     @property
@@ -460,7 +466,7 @@ def _refused(what: str) -> Iterator[None]:
         lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
-        raise UsageError(f"{what}: {line}") from error
+        raise UsageError(f"{what}: {mistake(error) or line}") from error
 
 
 def is_function(source: Any) -> bool:

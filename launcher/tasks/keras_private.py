@@ -15,6 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+# Leans on TensorFlow: the seed of the process is `_seed` of its context, and `_rng` gives those of single operations.
+# Tried with 2.16 to 2.21. Noticed by tests/modes/test_fit_alone.py. Then: see what tf.random.set_seed sets.
+from tensorflow.python.eager import context
+
 from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
@@ -127,6 +131,11 @@ def is_from_config(model: keras.Model) -> bool:
     return bool(given) and all("trainable" in one and one.get("dtype") for one in given)
 
 
+def forget_names() -> None:
+    """Has names of layers count from the first again, as they do in a new process, by which checkpoints go."""
+    sys.modules[keras.backend.get_uid.__module__].reset_uids()
+
+
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
     """The strategy that a model was made under, and on which Keras's fit trains it; None for none."""
     found: tf.distribute.Strategy | None = getattr(model, "_distribute_strategy", None)
@@ -141,10 +150,9 @@ def given_metrics(model: keras.Model) -> list[Any]:
 
 
 def seed_of_program() -> int | None:
-    """What `keras.utils.set_random_seed` was called with."""
-    module = sys.modules[keras.utils.set_random_seed.__module__]
-    seed: int | None = getattr(module, "get_random_seed", lambda: None)()
-    return seed
+    """What `keras.utils.set_random_seed`, or TensorFlow's, was called with, from any thread; None for neither."""
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
 
 
 _counted_from: weakref.WeakKeyDictionary[keras.Model, dict[str, int]] = weakref.WeakKeyDictionary()

@@ -12,6 +12,10 @@ replica traces it, these give way to what the replica says:
 - losses are means over the replica's own examples, whether Keras or the step takes them;
 - numbers that are drawn without a generator, by Keras or by `tf.random`, come from the replica's.
 
+The numbers of a run are its own, those of the process by Python, NumPy, TensorFlow and Keras the program's: in
+`drawn_from` they begin with a seed, and after it each goes on as if it had not been. TensorFlow's own way to set a seed
+would also have each `tf.function` of the program begin its numbers anew.
+
 Replicas' threads take turns while they are traced. So the replacements stand once for all of them, and each looks up
 what its own thread traces.
 """
@@ -20,16 +24,21 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import random
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from launcher.machine.no_autograph import call_converted, no_autograph
-from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES
+from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES, context
+
+_NOT_0 = 2**31  # a tensor cannot be a seed beside the seed 0 of a process
 
 Apply = Callable[[keras.optimizers.Optimizer, Sequence[Any], Sequence[keras.Variable] | None], None]
 
@@ -90,6 +99,23 @@ def replica(tracing: Tracing, metrics: Sequence[keras.metrics.Metric]) -> Iterat
                 _undo.close()
 
 
+@contextlib.contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """What is drawn in the block, such as the first values of a model, or a dataset's order, follows from the seed."""
+    process = vars(context.context())
+    # No variable of a strategy, as Keras's own would be.
+    seeds = types.SimpleNamespace(next=lambda ordered=True: tf.constant(np.random.randint(2**31 - 1, size=2), tf.int64))
+    with contextlib.ExitStack() as undo:
+        undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())
+        undo.callback(process.update, _seed=process["_seed"], _rng=process.get("_rng"))
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        process.update(_seed=seed or _NOT_0, _rng=random.Random(seed))
+        _stand_for_numbers(lambda: seeds, undo)
+        yield
+
+
 def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
     kinds = [keras.optimizers.Optimizer]
     for kind in kinds:
@@ -102,22 +128,28 @@ def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
     _replace(keras.metrics.Mean, "update_state", _update_state)
     for name in SCALES:
         _replace(sys.modules[keras.losses.Loss.__module__], name, _unless_tracing)
-    _replace(sys.modules[keras.random.SeedGenerator.__module__], GLOBAL_SEEDS, _seeds)
-    for name in ("normal", "truncated_normal", "uniform"):
-        _replace(tf.random, name, functools.partial(_drawn, getattr(tf.random, f"stateless_{name}")))
+    _stand_for_numbers(lambda: getattr(_tracing.get(), "seeds", None), _undo)
     for metric in metrics:
         _replace(metric, "result", functools.partial(_result, metric))
 
 
-def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
+def _stand_for_numbers(seeds: Callable[[], Any], undo: contextlib.ExitStack) -> None:
+    """Has numbers that are drawn without a generator come from those of `seeds`, where it gives any."""
+    _replace(sys.modules[keras.random.SeedGenerator.__module__], GLOBAL_SEEDS, functools.partial(_seeds, seeds), undo)
+    for name in ("normal", "truncated_normal", "uniform"):
+        stateless = getattr(tf.random, f"stateless_{name}")
+        _replace(tf.random, name, functools.partial(_drawn, seeds, stateless), undo)
+
+
+def _replace(owner: Any, name: str, replacement: Callable[[Any], Any], undo: contextlib.ExitStack = _undo) -> None:
     """Puts `replacement` of what an owner has, or inherits, in its place, until all replicas are traced."""
     own = name in vars(owner)
     real = getattr(owner, name)
     (type if isinstance(owner, type) else object).__setattr__(owner, name, no_autograph(replacement(real)))
     if own:
-        _undo.callback((type if isinstance(owner, type) else object).__setattr__, owner, name, real)
+        undo.callback((type if isinstance(owner, type) else object).__setattr__, owner, name, real)
     else:
-        _undo.callback((type if isinstance(owner, type) else object).__delattr__, owner, name)
+        undo.callback((type if isinstance(owner, type) else object).__delattr__, owner, name)
 
 
 def _unless_tracing(real: Any) -> Any:
@@ -125,22 +157,19 @@ def _unless_tracing(real: Any) -> Any:
     return lambda *args: args[-1] if _tracing.get() else real(*args)
 
 
-def _seeds(real: Any) -> Any:
+def _seeds(seeds: Callable[[], Any], real: Any) -> Any:
     def global_seed_generator() -> keras.random.SeedGenerator:
-        tracing = _tracing.get()
-        return real() if tracing is None else tracing.seeds
+        return seeds() or real()
 
     return global_seed_generator
 
 
-def _drawn(stateless: Any, real: Any) -> Any:
+def _drawn(seeds: Callable[[], Any], stateless: Any, real: Any) -> Any:
     """Of functions that draw by a state of the process, which another attempt would not have."""
 
     def draw(shape: Any, *args: Any, seed: Any = None, **rest: Any) -> tf.Tensor:
-        tracing = _tracing.get()
-        if tracing is None:
-            return real(shape, *args, seed=seed, **rest)
-        return stateless(shape, tracing.seeds.next(), *args, **rest)
+        own = seeds()
+        return stateless(shape, own.next(), *args, **rest) if own else real(shape, *args, seed=seed, **rest)
 
     return draw
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.step import initial_values
 from launcher.step.layers import walk
+from launcher.tasks.keras_private import forget_names
 
 
 def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[[], keras.Model]) -> keras.Model:
@@ -24,7 +25,7 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
       The copy. Its weights are its own until `copy_weights`.
     """
     policy = keras.config.dtype_policy()
-    keras.utils.clear_session(free_memory=False)  # names alone
+    forget_names()
     try:
         with initial_values.scope(strategy):
             copy = make()

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, notebook
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted
 from launcher.worker import progress
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
 REPEAT_SECONDS = 3.0
 _TURN_SECONDS = 0.25
+_ends_with_run = False  # whether what ends a run may end this process: it is no notebook's, and no program's own
 
 
 class StopRequest:
@@ -70,8 +71,9 @@ class StopRequest:
             with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self):
                 try:
                     yield
-                except Preempted:
+                except Preempted as error:
                     self._noticed = True  # maybe by a peer first, and this worker's own signal is still to come
+                    error.signal = self._signal
                     raise
         finally:
             self._answered.set()
@@ -83,7 +85,7 @@ class StopRequest:
             again = "" if _is_supervised() else f"; once more, after {REPEAT_SECONDS:g} s, to end at once"
             _say(f"{name}: finishing the step and saving{again}")
         elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
-            if number != signal.SIGINT or notebook.shell() is None:
+            if number != signal.SIGINT or _ends_with_run:
                 os._exit(128 + number)
             main = ctypes.c_ulong(threading.main_thread().ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
@@ -113,10 +115,15 @@ class StopRequest:
 def before_training() -> Iterator[None]:
     """Inside the block SIGTERM ends the process at once with 42, until a `StopRequest` is installed and after it.
 
-    There is nothing to save.
+    There is nothing to save. The process is the launcher's, and ends with the run.
     """
+    global _ends_with_run
     with _listening(_leave, signal.SIGTERM):
-        yield
+        _ends_with_run, before = True, _ends_with_run
+        try:
+            yield
+        finally:
+            _ends_with_run = before
 
 
 @contextlib.contextmanager
@@ -143,7 +150,7 @@ def _listening(
                 heard(number)
 
     def hand_back(handlers: Mapping[int, Any]) -> None:
-        ignored = ignored_after() and notebook.shell() is None
+        ignored = ignored_after() and _ends_with_run
         for number in numbers:
             if signal.getsignal(number) is _wake:
                 signal.signal(number, signal.SIG_IGN if ignored else handlers[number])

@@ -27,6 +27,8 @@ from launcher.step.trainer import StepRecords
 from launcher.tasks.base import folded, metric_results
 from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, works_by_batches
 
+OF_CALLBACK = "raised by a callback"
+"""An attribute of exceptions that are the program's to handle."""
 _STATE, _KIND, _FILE_BYTES = "callbacks", "kind of callback", "bytes of the file"
 # What Keras's callbacks raise for wrong arguments, such as a file name with a metric that there is not.
 _MISTAKES = (
@@ -258,9 +260,10 @@ class KerasCallbacks(Action):
         for callback in self._here if among is None else among:
             try:
                 getattr(callback, name)(*arguments, **named)
-            except _MISTAKES as error:
+            except Exception as error:
                 place = user_code.raised_at(error)
-                if place is None or place.file != __file__:  # in the user's own code
+                if not isinstance(error, _MISTAKES) or place is None or place.file != __file__:  # of the user's own
+                    vars(error).update({OF_CALLBACK: True})
                     raise
                 why = error.args[0] if isinstance(error, KeyError) else error
                 raise UsageError(f"callbacks: {type(callback).__name__}.{name}: {why}") from error
