@@ -9,7 +9,7 @@ about replicas in between, to reduce and to update from outside of a replica, is
 import contextlib
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -51,8 +51,9 @@ def overridden(optimizer: keras.optimizers.Optimizer) -> list[str]:
     return found
 
 
-def apply(optimizer: keras.optimizers.Optimizer, pairs: Sequence[tuple[tf.Tensor | None, keras.Variable]]) -> None:
-    """Has the optimizer apply gradients that are reduced to this replica's weights alone, also inside `tf.cond`."""
+@contextlib.contextmanager
+def alone(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Has the optimizer take gradients for reduced, and change this replica's copies alone, also inside `tf.cond`."""
     kind = keras.optimizers.Optimizer.__bases__[0]
     with contextlib.ExitStack() as undo:
         for name in _OF_REPLICAS:
@@ -62,7 +63,7 @@ def apply(optimizer: keras.optimizers.Optimizer, pairs: Sequence[tuple[tf.Tensor
             if variable.value.aggregation != tf.VariableAggregation.NONE:
                 variable.assign = functools.partial(_assign, variable)
                 undo.callback(delattr, variable, "assign")
-        optimizer.apply_gradients(pairs)
+        yield
 
 
 def _assign(variable: keras.Variable, value: Any) -> None:

@@ -195,14 +195,14 @@ def test_two_weight_decays_are_refused():
 def test_an_own_update_step_is_called_by_itself_and_what_goes_by_own_methods_takes_no_settings_beside_its_own():
     Optimizer(OwnStep(0.1), learning_rate=0.2).build(variables(), STEPS, [0.5, 1.0, 1.0, 1.0])
     for settings, more in [({"learning_rate": 0.2}, {}), ({}, {"rate_multipliers": [0.5, 1.0, 1.0, 1.0]})]:
-        with pytest.raises(UsageError, match=r"_apply_weight_decay.* of OwnMethods 'own_methods.*' goes by the rate"):
+        with pytest.raises(UsageError, match=r"_apply_weight_decay.* of OwnMethods .* goes by the rate"):
             Optimizer(OwnMethods(0.1), **settings).build(variables(), STEPS, **more)
 
 
 @pytest.mark.parametrize("name", ["scale_loss", "_all_reduce_sum_gradients"])
 def test_a_method_of_an_optimizers_own_that_no_step_calls_is_refused(name):
     kind = type("Own", (keras.optimizers.SGD,), {name: lambda optimizer, given: given})
-    with pytest.raises(UsageError, match=f"Own 'own.*' has its own {name}, which no step calls.*apply_gradients"):
+    with pytest.raises(UsageError, match=f"Own .* has its own {name}, which no step calls.*apply_gradients"):
         Optimizer(kind(0.1))
 
 
