@@ -82,16 +82,16 @@ class Structure:
     def pack(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of a batch; None for what there is not."""
         x, y, weight = (
-            None if part is None else keras.tree.pack_sequence_as(part, [batch[key] for key in _flat(name, part)])
+            None if part is None else keras.tree.pack_sequence_as(part, [batch.get(key) for key in _flat(name, part)])
             for name, part in zip(_PARTS, self._parts, strict=True)
         )
         return x, y, weight
 
 
 def flatten(element: Any) -> dict[str, Any]:
-    """x, y and sample_weight as one dict, see `Structure`."""
-    parts = zip(_PARTS, _split(element), strict=True)
-    return {key: leaf for name, part in parts if part is not None for key, leaf in _flat(name, part).items()}
+    """x, y and sample_weight as one dict, see `Structure`, without inputs that are None."""
+    leaves = [_flat(name, part).items() for name, part in zip(_PARTS, _split(element), strict=True)]
+    return {key: leaf for part in leaves for key, leaf in part if leaf is not None}
 
 
 def inner_sizes(leaf: Any) -> list[int | None]:
@@ -140,7 +140,9 @@ def _arrays_of(name: str, part: Any) -> Any:
     return keras.tree.map_structure(lambda leaf: _array(name, leaf), part)
 
 
-def _array(name: str, leaf: Any) -> np.ndarray:
+def _array(name: str, leaf: Any) -> np.ndarray | None:
+    if leaf is None and name.endswith("x"):  # of an Input(optional=True)
+        return None
     if isinstance(leaf, tf.SparseTensor):
         leaf = tf.sparse.to_dense(leaf)
     for method in ("to_numpy", "toarray", "numpy"):  # of data frames and series; of sparse arrays; of tensors

@@ -20,6 +20,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, walk
 from launcher.tasks import text
+from launcher.tasks.keras_private import synchronize_masked
 from models.normalization import BatchNormalization
 from models.transformer import jax_function
 from models.transformer.attention import Attention
@@ -71,6 +72,11 @@ def check_batch_norm(model: keras.Model, plan: RunPlan) -> None:
     Groups have to fit a microbatch, and inside a loop or under XLA TensorFlow allows no collective.
     """
     for layer, *_ in walk(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful and plan.num_parts > 1:
+            raise UsageError(
+                f"layer {layer.name!r} is stateful: rows of a batch go on from those of the batch before, which works "
+                f"on one replica with train.microbatches = 1 alone, not on {plan.num_parts} parts of a batch"
+            )
         group = group_size(layer)
         if group and plan.microbatch_size % group:
             raise UsageError(
@@ -177,6 +183,9 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
             )
         elif plan.num_parts > 1:
             layer.synchronized = True
+    for one, *_ in walk(model):
+        if isinstance(one, keras.layers.BatchNormalization) and one.synchronized:
+            synchronize_masked(one)
     if not all(group_size(layer) for layer in layers):
         note(_LOCAL.format(plan.microbatch_size) if requested == "local" else _GLOBAL)
 

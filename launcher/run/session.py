@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import pathlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -21,9 +22,10 @@ from launcher.run import layer_settings, own_step_limits, shares
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision
+from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision, statistics
 from launcher.step.clipping import Clipping
 from launcher.step.engine import Engine
+from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.tasks.base import Place
@@ -76,6 +78,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     assigns = forward_assigns(plan, model)
     plan = shares.finer(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
+    found = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and engine is None
     place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
     recipe.task.placed(place)
@@ -89,7 +92,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         loss_scale=plan.loss_scale,
         config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
-        forward_assigns=assigns,
+        forward_assigns=found,
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
@@ -135,6 +138,18 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
         return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
 
     return moving_statistics.assigned(plan.recipe.task, model, spec)
+
+
+def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable]) -> list[Statistic]:
+    """How what is assigned is put together from the parts of a batch, by a trial of what layers of one's own keep."""
+    if plan.num_parts == 1 or initial_values.are_left_out() or not statistics.unknown(model, assigned):
+        return [*map(statistics.usual, assigned)]
+    task, size = plan.recipe.task, plan.recipe.global_batch_size
+    shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=plan.seed)
+    batch = next(iter(plan.data.train_batches(shard)))
+    found = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
+    task.counts_rows = any(one.fold in ("sum", "rows") for one in found)
+    return found
 
 
 def watch(session: Session) -> Watch | None:

@@ -16,6 +16,22 @@ import keras
 from launcher.errors import UsageError, advice
 from launcher.machine import versions
 
+_AUGMENTS = tuple(
+    layer
+    for name, layer in sorted(vars(keras.layers).items())
+    if name.startswith("Random") or name in ("AugMix", "CutMix", "MixUp", "RandAugment")
+)
+_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
+_RANDOM = (
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.GRUCell,
+    keras.layers.LSTMCell,
+    keras.layers.SimpleRNNCell,
+)
+
 
 class Placed(NamedTuple):
     """A layer, or a weight, and its place in the model.
@@ -88,6 +104,28 @@ def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
         _inside -= 1
         if not _inside:
             _undo.close()
+
+
+def turn_off_dropout(model: keras.Model) -> contextlib.ExitStack:
+    """Turns off dropout, noise and random augmentation until what it returns is closed; before the model is traced."""
+    undo = contextlib.ExitStack()
+    for layer, *_ in walk(model):
+        if isinstance(layer, _AUGMENTS):
+            undo.callback(delattr, layer, "call")
+            layer.call = _never_training(layer.call)
+        if isinstance(layer, _RANDOM):
+            for name in _RATES:
+                if isinstance(rate := getattr(layer, name, None), float):
+                    undo.callback(setattr, layer, name, rate)
+                    setattr(layer, name, 0.0)
+    return undo
+
+
+def _never_training(call: Callable[..., Any]) -> Callable[..., Any]:
+    def inference(inputs: Any, training: bool | None = None) -> Any:
+        return call(inputs, training=False)
+
+    return inference
 
 
 def _trained(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch
+from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
-from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.moving_statistics import seed_states
+from launcher.step.statistics import Statistic, is_overwritten, moving
 from launcher.step.step_config import StepConfig
 from launcher.tasks import dropout, loss_chunks
 from launcher.tasks.base import Task, loss_sums, real_rows
@@ -32,7 +33,7 @@ class LocalSums(NamedTuple):
 
     Attributes:
       gradients: of the scaled loss, by each trained variable.
-      moving: what the moving statistics gained.
+      moving: what the statistics gained, see `launcher.step.statistics`.
       counts: what the counts gained, in their own dtypes.
       loss, weight, metrics: as the task gives them, regularisation included.
       watched: gradients by what `ReplicaStep` was told to watch.
@@ -52,11 +53,11 @@ class LocalPass:
 
     Args:
       task, model, config: as in `ReplicaStep`.
-      statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
+      statistics: what the model's forward pass assigns, see `launcher.step.statistics`.
       watch: what else the loss is differentiated by.
 
     Attributes:
-      moving, counts: the statistics, those that are averaged and those that count.
+      moving, counts: the statistics that are put together and those that are the same on all replicas.
       metric_names, unused: as in `ReplicaStep`.
       metric_sizes: numbers of each metric, 1 for a scalar, once the step is traced.
     """
@@ -67,7 +68,7 @@ class LocalPass:
         task: Task,
         model: keras.Model,
         config: StepConfig,
-        statistics: Sequence[keras.Variable],
+        statistics: Sequence[Statistic],
         watch: Watch | None = None,
     ):
         self._task = task
@@ -76,8 +77,9 @@ class LocalPass:
         self._watch = watch
         self._weights = list(model.trainable_variables)
         self._seeds = seed_states(model)
-        self.moving = [variable for variable in statistics if is_moving(variable)]
-        self.counts = [variable for variable in statistics if not is_moving(variable)]
+        self.moving = moving(statistics, self._weights)
+        self.counts = [one.variable for one in statistics if one.fold == "same"]
+        self._overwriting: set[int] = set()
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
@@ -97,7 +99,7 @@ class LocalPass:
         count = self._config.microbatches
         part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
         before = _values(self.counts)
-        return self._counted(self._microbatch(part, scale, step, 0, _values(self.moving)), before)
+        return self._counted(self._microbatch(part, scale, step, 0, self._present()), before)
 
     def _counted(self, local: LocalSums, before: Sequence[tf.Tensor]) -> LocalSums:
         """Puts the counts back, and says what they gained."""
@@ -108,7 +110,7 @@ class LocalPass:
 
     def _accumulate(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
         """Adds up the microbatches of this replica in float32."""
-        count, moving_before = self._config.microbatches, _values(self.moving)
+        count, moving_before = self._config.microbatches, self._present()
         if count == 1:
             return self._microbatch(batch, scale, step, 0, moving_before)
         parts = {
@@ -135,9 +137,13 @@ class LocalPass:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(real_rows(self._task, batch), scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
-        moving = [tf.zeros(variable.shape, tf.convert_to_tensor(variable.value).dtype) for variable in self.moving]
         grads, watched, loss, weight, metrics = found
-        return LocalSums(grads, moving, [], loss, weight, metrics, watched)
+        count, none = self._config.microbatches, tf.constant(0.0)
+        gained = [one.gained(before, none, 0, count) for one, before in zip(self.moving, self._present(), strict=True)]
+        return LocalSums(grads, [*map(tf.zeros_like, gained)], [], loss, weight, metrics, watched)
+
+    def _present(self) -> list[tf.Tensor]:
+        return _values([one.variable for one in self.moving])
 
     def _microbatch(
         self,
@@ -150,14 +156,17 @@ class LocalPass:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         set_seeds(self._seeds, self._config, step, index)
         grads, watched, loss, weight, metrics = self._forward_backward(real_rows(self._task, batch), scale)
+        for place in self._overwriting:
+            self._weights[place].value.assign(grads[place])
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
-        of_padding = self._is_padding(index)
-        for variable, before in zip(self.moving, moving_before, strict=True):
-            delta = tf.convert_to_tensor(variable.value) - before
-            deltas.append(delta if of_padding is None else tf.where(of_padding, tf.zeros_like(delta), delta))
-            variable.value.assign(before)
+        of_padding, rows = self._is_padding(index), tf.reduce_sum(batch[WEIGHT])
+        for one, before in zip(self.moving, moving_before, strict=True):
+            delta = one.gained(before, rows, index, self._config.microbatches)
+            averaged = of_padding is not None and one.fold == "mean"
+            deltas.append(tf.where(of_padding, tf.zeros_like(delta), delta) if averaged else delta)
+            one.variable.value.assign(before)
         return LocalSums(grads, deltas, [], loss, weight, metrics, watched)
 
     def _is_padding(self, microbatch: tf.Tensor | int) -> tf.Tensor | None:
@@ -192,6 +201,8 @@ class LocalPass:
         self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
         if len(self.unused) == len(variables):
             raise UsageError("the loss depends on no trained variable: does loss() use the model that it is given?")
+        self._overwriting = {place for place, one in enumerate(self._weights) if is_overwritten(one)} - self.unused
+        self.unused |= self._overwriting  # for the optimizer
         return (
             [
                 tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient, variable.shape)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from launcher.data.batch_spec import BatchSpec
 from launcher.machine.no_autograph import call_converted
 from launcher.tasks.base import Task
+from launcher.tasks.keras_private import rnn_states
 
 # What does not change a variable that it is given. Any other operation is taken to change it.
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
@@ -28,7 +29,7 @@ def candidates(model: keras.Model) -> list[keras.Variable]:
     seeds = {id(variable) for variable in seed_states(model)}
     return [
         variable
-        for variable in model.non_trainable_variables
+        for variable in (*model.non_trainable_variables, *rnn_states(model))
         if id(variable) not in seeds and (is_moving(variable) or tf.dtypes.as_dtype(variable.dtype).is_integer)
     ]
 

@@ -25,9 +25,10 @@ from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
 from launcher.step.local_pass import LocalSums, num_replicas, set_seeds
 from launcher.step.moving_average import MovingAverage
-from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.moving_statistics import seed_states
 from launcher.step.precision import LossScale
 from launcher.step.state import Counters
+from launcher.step.statistics import Statistic, is_overwritten, moving
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update
@@ -42,7 +43,7 @@ class OwnStep:
     """The training step of one replica, as `ReplicaStep`, of a task whose model has one of its own.
 
     Args:
-      statistics: untrained variables that the step assigns.
+      statistics: what the step assigns but trained weights, see `launcher.step.statistics`.
     """
 
     def __init__(
@@ -55,15 +56,15 @@ class OwnStep:
         counters: Counters,
         ema: MovingAverage,
         config: StepConfig,
-        statistics: Sequence[keras.Variable],
+        statistics: Sequence[Statistic],
     ):
         self._task, self._optimizers = task, optimizer
         self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
         self._weights = list(model.trainable_variables)
         self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
         self._seeds = [*seed_states(model), task.own_steps.seeds.state]
-        self._moving = [variable for variable in statistics if is_moving(variable)]
-        self._counts = [variable for variable in statistics if not is_moving(variable)]
+        self._moving = moving(statistics, self._weights)
+        self._counts = [one.variable for one in statistics if one.fold == "same"]
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
@@ -76,27 +77,25 @@ class OwnStep:
     def __call__(self, batch: Batch) -> StepReport:
         counters, config = self._counters, self._config
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        before = {id(one): tf.convert_to_tensor(one.value) for one in [*self._moving, *self._counts]}
+        before = {id(one): tf.convert_to_tensor(one.value) for one in self._assigns()}
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
         verdicts.keep(self._assigned)
         set_seeds(self._seeds, config, step)
         loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
         self._trace_ended(metrics, verdicts)
-        ends = [tf.convert_to_tensor(one.value) for one in self._moving]
-        gained = [tf.cast(end - before[id(one)], tf.float32) for one, end in zip(self._moving, ends, strict=True)]
+        gained = [one.gained(before[id(one.variable)], num_real, 0, 1) for one in self._moving]
         of_metrics = [metrics[name] for name in self.metric_names]
         local = LocalSums([], gained, [], loss, num_real, tuple(of_metrics), [])
         sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=config.bucket_bytes)
         sums = tf.nest.pack_sequence_as(local, sums)
         judged = verdicts.judged()
-        for variable in self._moving:
-            variable.value.assign(before[id(variable)])
+        for one in self._moving:
+            one.variable.value.assign(before[id(one.variable)])
         for variable in self._counts:
             old = before[id(variable)]
             variable.value.assign(tf.where(judged.applied, tf.convert_to_tensor(variable.value), old))
-        moving = [(one, tf.cast(total, one.dtype)) for one, total in zip(self._moving, sums.moving, strict=True)]
-        verdicts.end(judged, moving, self._ema)
+        verdicts.end(judged, list(zip(self._moving, sums.moving, strict=True)), self._ema)
         counters.advance(self._loss_scale, judged, scale)
         return StepReport(
             loss=sums.loss,
@@ -108,6 +107,9 @@ class OwnStep:
             learning_rate=verdicts.learning_rate,
             non_finite=tuple(tf.unstack(verdicts.non_finite)),
         )
+
+    def _assigns(self) -> list[keras.Variable]:
+        return [*(one.variable for one in self._moving), *self._counts]
 
     def _trace_ended(self, metrics: dict[str, tf.Tensor], verdicts: Verdicts) -> None:
         if verdicts.num_uses != self._optimizers.num_uses:
@@ -121,7 +123,7 @@ class OwnStep:
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
-        assigned = [*self._moving, *self._counts]
+        assigned = self._assigns()
         before = [tf.convert_to_tensor(one.value) for one in assigned]
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
@@ -197,8 +199,11 @@ class Verdicts:
         self.num_uses += 1
         places = [self._positions[id(variable)] for variable in (part.updated if variables is None else variables)]
         by_place = {place: one for place, one in zip(places, grads, strict=True) if one is not None}
-        trained = [Trained(place, self._weights[place], None) for place in by_place]
         self.updated |= set(by_place)
+        for place in [*by_place]:
+            if is_overwritten(self._weights[place]):  # put together with what else the step assigns
+                self._weights[place].value.assign(by_place.pop(place))
+        trained = [Trained(place, self._weights[place], None) for place in by_place]
         local = [gradients.dense(one, self._weights[place].shape) * self._share for place, one in by_place.items()]
         wire = gradients.to_reduce_dtype(local, config.reduce_dtype)
         *sums, weight = gradients.reduce_sum([*wire, self._num_real], bucket_bytes=config.bucket_bytes)
@@ -253,9 +258,7 @@ class Verdicts:
             [], norm, self._so_far(lambda one: one.finite), empty, self._so_far(lambda one: one.applied)
         )
 
-    def end(
-        self, judged: gradients.Checked, moving: Sequence[tuple[keras.Variable, tf.Tensor]], ema: MovingAverage
-    ) -> None:
+    def end(self, judged: gradients.Checked, moving: Sequence[tuple[Statistic, tf.Tensor]], ema: MovingAverage) -> None:
         """Moves the moving statistics and averages, or puts back what the step has updated already."""
         change = self._change(judged, [], None, self.learning_rate, Clipping())
         change = dataclasses.replace(change, moving=moving, ema=ema)

@@ -22,7 +22,7 @@ from launcher.step.gradients import Checked
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale, ScaleState
 from launcher.step.workers import Workers, on_replicas
-from launcher.tasks.keras_private import as_if_first
+from launcher.tasks.keras_private import as_if_first, rnn_states
 
 # Prefixes of names in a checkpoint.
 MODEL, AVERAGES, SCALE = "model/", "ema/", "loss_scale/"
@@ -329,9 +329,9 @@ def _local_replicas(strategy: tf.distribute.Strategy) -> list[int]:
 
 
 def weight_names(model: keras.Model) -> dict[str, keras.Variable]:
-    """A model's weights by the names that they have in a checkpoint, in its order."""
+    """A model's weights, and states of recurrent layers, by the names that they have in a checkpoint, in its order."""
     named: dict[str, keras.Variable] = {}
-    for variable in model.weights:
+    for variable in (*model.weights, *rnn_states(model)):
         named[unique_name(as_if_first(f"{MODEL}{variable.path}", model), named)] = variable
     return named
 

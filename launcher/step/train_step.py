@@ -21,6 +21,7 @@ from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, num_r
 from launcher.step.moving_average import MovingAverage
 from launcher.step.precision import LossScale
 from launcher.step.state import Counters
+from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 from launcher.step.updates import Change, Trained, update
 from launcher.tasks.base import Task
@@ -75,7 +76,7 @@ class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
     Args:
-      statistics: variables that the model's forward pass assigns, see `launcher.step.moving_statistics`.
+      statistics: what the model's forward pass assigns, see `launcher.step.statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
       own_time: counts this worker's own time, if that is to be known.
     """
@@ -90,7 +91,7 @@ class ReplicaStep:
         counters: Counters,
         ema: MovingAverage,
         config: StepConfig,
-        statistics: Sequence[keras.Variable],
+        statistics: Sequence[Statistic],
         watch: Watch | None = None,
         own_time: OwnTime | None = None,
     ):

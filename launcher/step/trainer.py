@@ -15,13 +15,15 @@ from launcher.errors import UsageError
 from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.reporting.units import first
-from launcher.step import flops, initial_values, moving_statistics, overflow, summation
+from launcher.step import flops, initial_values, overflow, summation
 from launcher.step.engine import Engine
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
+from launcher.step.moving_statistics import candidates, is_moving
 from launcher.step.own_step import OwnStep
 from launcher.step.precision import LossScale
 from launcher.step.state import LIMITS, SCALE, Counters, State
+from launcher.step.statistics import Statistic, is_overwritten, usual
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import ReplicaStep
 from launcher.step.workers import Workers
@@ -64,7 +66,7 @@ class Trainer:
       loss_scale: see `launcher.step.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
-      forward_assigns: what the model's forward pass assigns, see `moving_statistics`; None for all that it could.
+      forward_assigns: what the model's forward pass assigns, see `statistics`; None for all that it could.
       rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
       left_out: batches that no step is trained on. Kept as an attribute, which takes effect with the next `batches`.
@@ -88,7 +90,7 @@ class Trainer:
         loss_scale: LossScale,
         config: StepConfig,
         total_steps: int,
-        forward_assigns: Sequence[keras.Variable] | None = None,
+        forward_assigns: Sequence[Statistic] | None = None,
         rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
         left_out: LeftOut = ALL_IN,
@@ -103,15 +105,17 @@ class Trainer:
         self.left_out = left_out
         self.loop_steps = 0
         self.last_seen: tuple[int, float] | None = None
-        self.statistics = moving_statistics.candidates(model) if forward_assigns is None else list(forward_assigns)
+        self._assigned = list(map(usual, candidates(model)) if forward_assigns is None else forward_assigns)
+        self.statistics = [one.variable for one in self._assigned]
         self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
         if engine is not None and engine.first_values is not None:
             initial_values.settle(engine.first_values, model, config.shards)
         with initial_values.scope(strategy):
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)
-            moving = filter(moving_statistics.is_moving, self.statistics)
-            self.ema = MovingAverage([*model.trainable_variables, *moving], config.ema_decay, config.shards)
+            averaged = [one for one in model.trainable_variables if not is_overwritten(one)]
+            averaged += filter(is_moving, self.statistics)
+            self.ema = MovingAverage(averaged, config.ema_decay, config.shards)
             self.ema.build()
             self.workers = Workers.of(strategy) if engine is None else engine.workers
             timed = measure_input_wait and self.workers.are_several and engine is None
@@ -142,7 +146,7 @@ class Trainer:
             counters=self.counters,
             ema=self.ema,
             config=self.config,
-            statistics=self.statistics,
+            statistics=self._assigned,
         )
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
@@ -152,8 +156,7 @@ class Trainer:
         """
         if isinstance(self.optimizer, Optimizers):
             raise UsageError("a model's own train_step cannot be looked into: write a task, see docs/own_task.md")
-        assigned = {id(variable) for variable in self.statistics}
-        pairs = zip(self.model.weights, model.weights, strict=True)
+        others = dict(zip(map(id, self.model.weights), model.weights, strict=True))
         return ReplicaStep(
             task=self.task,
             model=model,
@@ -162,7 +165,7 @@ class Trainer:
             counters=self.counters,
             ema=self.ema,
             config=self.config,
-            statistics=[other for mine, other in pairs if id(mine) in assigned],
+            statistics=[one._replace(variable=others.get(id(one.variable), one.variable)) for one in self._assigned],
             watch=watch,
             own_time=self._own_time if watch is None else None,
         )
@@ -237,7 +240,8 @@ class Trainer:
     @property
     def notes(self) -> list[str]:
         """What a person should know of the step, once it is traced."""
-        paths = [self.model.trainable_variables[index].path for index in sorted(self.replica_step.unused)]
+        unused = [self.model.trainable_variables[index] for index in sorted(self.replica_step.unused)]
+        paths = [one.path for one in unused if not is_overwritten(one)]
         if not paths:
             return []
         return [

@@ -15,6 +15,7 @@ from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
 from launcher.step.moving_average import MovingAverage
 from launcher.step.state import Counters
+from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 
 
@@ -51,7 +52,7 @@ class Change:
       trained: the weights to update.
       checked: their gradients and the verdict; of a weight with a shard, that of the shard if `config.checks_shards`.
       num_weights: all trained weights, also those that the loss does not depend on.
-      moving: each moving statistic, and what it gained in all microbatches of all replicas together.
+      moving: each statistic or overwritten weight, and what it gained in all microbatches of all replicas together.
       num_microbatches: of all replicas together, without those of padding alone.
       step: int64 scalar, steps done before this one.
       learning_rate: of this step.
@@ -61,7 +62,7 @@ class Change:
     trained: Sequence[Trained]
     checked: gradients.Checked
     num_weights: int
-    moving: Sequence[tuple[keras.Variable, tf.Tensor]]
+    moving: Sequence[tuple[Statistic, tf.Tensor]]
     num_microbatches: int
     step: tf.Tensor
     learning_rate: tf.Tensor
@@ -100,12 +101,12 @@ class Change:
 
     def move_averages(self) -> None:
         """Moves the moving statistics, and the averages of weights and statistics."""
-        for variable, gained in self.moving:
-            old = tf.convert_to_tensor(variable.value)
-            new = old + gained / self.num_microbatches
+        for one, gained in self.moving:
+            old = tf.convert_to_tensor(one.variable.value)
+            new = one.moved(old, gained, self.num_microbatches)
             # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
             # by itself: one test of them all would be one more pass over each variable.
-            variable.value.assign(tf.where(tf.math.is_finite(new), new, old))
+            one.variable.value.assign(tf.where(tf.math.is_finite(new), new, old) if new.dtype.is_floating else new)
         self.ema.update(self.step - tf.convert_to_tensor(self.counters.skipped))
 
     def flags(self) -> tf.Tensor:
@@ -171,7 +172,7 @@ def _masked(change: Change) -> tf.Tensor:
     with _kept_if(change.checked.applied, updated):
         new = change.update_weights()
     change.put_together([tf.where(change.checked.applied, *pair) for pair in zip(new, present, strict=True)])
-    moved = [*(variable.value for variable, _ in change.moving), *(average for _, average in change.ema.variables)]
+    moved = [*(one.variable.value for one, _ in change.moving), *(average for _, average in change.ema.variables)]
     with _kept_if(change.checked.applied, moved):
         change.move_averages()
     return no_flags

@@ -47,6 +47,7 @@ class Task:
       shows_rows: whether the mean loss of several steps, or of an evaluation, is that of their means, weighted with
         their rows, whatever loss() gives as weight.
       untold: names among "loss" and "val_loss" that callbacks are not told.
+      counts_rows: told by the run, whether a layer adds up or averages rows in a state of its own.
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
@@ -68,6 +69,7 @@ class Task:
     takes_real_rows: bool = False
     shows_rows: bool = False
     untold: Collection[str] = ()
+    counts_rows: bool = False
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
     has_model: bool = False
@@ -104,6 +106,10 @@ class Task:
 
     def placed(self, place: Place) -> None:
         """Told where it will run; raises UsageError if it cannot."""
+
+    def try_step(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> None:
+        """Assigns, outside of any graph, what a training step does but trained weights."""
+        loss_sums(self, model, batch, True)
 
     def notes(self, model: keras.Model, accelerator: str) -> Sequence[str]:
         """What a person should know, printed with the plan. The accelerator is "cpu", "gpu" or "tpu"."""

@@ -135,7 +135,7 @@ def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fo
         after += [updated(model, after[0], second)[0], updated(model, after[1], first)[0]]
         trials.append([[np.asarray(state, np.float64) for state in states] for states in after])
     for index in open_ones:
-        fold = _fold(start[index].astype(np.float64), [[states[index] for states in trial] for trial in trials])
+        fold = fold_of(start[index].astype(np.float64), [[states[index] for states in trial] for trial in trials])
         if fold is None:
             raise UsageError(
                 f"metric {names[id(variables[index])].name!r} keeps {variables[index].name!r}, which is no sum, "
@@ -146,11 +146,16 @@ def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fo
     return found
 
 
-def _fold(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]]) -> Fold | None:
-    """From a state after the first half, the second, both as one batch, the second after the first, and the reverse."""
+def fold_of(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]], averages: bool = False) -> Fold | None:
+    """From a state after the first half, the second, both as one batch, the second after the first, and the reverse.
+
+    Args:
+      averages: whether it may be a mean by rows, too, "rows", which is tried before the extremes.
+    """
     trials = [trial for trial in trials if not any(np.isnan(state).any() for state in trial)]
     merges: dict[str, Callable[..., Any]] = {
         "sum": lambda one, other: one + other - start,
+        **({"rows": lambda one, other: (one + other) / 2} if averages else {}),
         "max": np.maximum,
         "min": np.minimum,
     }
@@ -182,7 +187,7 @@ def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
     """Names of the metrics that rows of weight 0 change."""
     start = [np.array(variable.numpy()) for variable in model.metrics_variables]
     x, y, outputs, weight = batch
-    real = np.zeros(len(keras.tree.flatten(x)[0]), np.float32)
+    real = np.zeros(_num_rows(x), np.float32)
     real[: len(real) // 2] = 1
     weights = weights_of(outputs, weight, tf.constant(real))
     names, alone = _names(model), updated(model, start, halves(batch)[0])[0]
@@ -203,13 +208,17 @@ def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
     """The first and the second half of a batch's rows."""
-    middle = len(keras.tree.flatten(batch[0])[0]) // 2
+    middle = _num_rows(batch[0]) // 2
 
     def part(rows: slice) -> Batch:
         x, y, outputs, weight = (each_tensor(one, lambda tensor: tensor[rows]) for one in batch)
         return x, y, outputs, weight
 
     return part(slice(middle)), part(slice(middle, None))
+
+
+def _num_rows(x: Any) -> int:
+    return len(next(one for one in keras.tree.flatten(x) if one is not None))
 
 
 def variants(batch: Batch) -> Iterator[Batch]:

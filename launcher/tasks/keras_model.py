@@ -37,7 +37,7 @@ from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_o
 from launcher.tasks.base import Place, Task, check_builder
 from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import keras_losses_of, undivided, with_local_metrics
+from launcher.tasks.keras_private import kept_states, keras_losses_of, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
@@ -151,7 +151,7 @@ class KerasTask(Task):
             return model
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
-            with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"):
+            with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"), kept_states(model):
                 try:
                     outputs = model(x, training=False)
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
@@ -245,7 +245,8 @@ class KerasTask(Task):
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
         x, y, weight = self._first_batch()
-        return x, y, _call(model, x, False), weight
+        with kept_states(model):
+            return x, y, _call(model, x, False), weight
 
     def _first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
@@ -311,6 +312,14 @@ class KerasTask(Task):
         assert self._own is not None
         return self._own.run(self._rows(batch, training=True), tracing, training=True)
 
+    def try_step(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> None:
+        if self._own is None:
+            super().try_step(model, batch)
+            return
+        num_real = tf.reduce_sum(batch[WEIGHT])
+        tracing = Tracing(apply=lambda *_: None, num_real=num_real, seeds=self._own.seeds, differentiates=False)
+        self._own.run(self._rows(batch, training=True), tracing, training=True)
+
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""
         context, rows = tf.distribute.get_replica_context(), batch[WEIGHT].shape[0]
@@ -345,7 +354,7 @@ class KerasTask(Task):
         is_alone = context is None or context.num_replicas_in_sync == 1
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
         has_statistics = training and any("moving_mean" in one.path for one in model.weights)
-        if not compiled and (is_alone or (self._has_own_losses and not has_statistics)):
+        if not compiled and (is_alone or self.counts_rows or (self._has_own_losses and not has_statistics)):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 # Leans on TensorFlow: the seed of the process is `_seed` of its context, and `_rng` gives those of single operations.
@@ -22,12 +23,12 @@ from tensorflow.python.eager import context
 from launcher.errors import TrainingError
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
-# variables `_value` and `_initialize`, metrics `_fn_kwargs`, optimizers `_var_key`, `_trainable_variables`, their
-# indices and `_distribution_strategy`, trainers the three functions, numbers without a seed the other one, and what a
-# program was seeded with `get_random_seed`. Noticed by tests/tasks/test_keras_metrics.py,
-# tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py, tests/modes/test_fit.py,
-# tests/modes/test_fit_model.py. Then: see how Keras's own TensorFlow trainer does it; a TrainingError or an
-# AttributeError names what is gone.
+# variables `_value` and `_initialize`, metrics `_fn_kwargs`, BatchNormalization `_moments`, optimizers `_var_key`,
+# `_trainable_variables`, their indices and `_distribution_strategy`, trainers the three functions, numbers without a
+# seed the other one, and what a program was seeded with `get_random_seed`. Noticed by
+# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py,
+# tests/step/test_statistics.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own
+# TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
 SCALES = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
@@ -115,6 +116,42 @@ def keras_losses_of(losses: Sequence[tf.Tensor], model: keras.Model, factor: Fac
 
 def _unknown(name: str, what: str) -> TrainingError:
     return TrainingError(f"Keras {keras.version()} has no {name}, by which {what}; install keras 3.8 to 3.15")
+
+
+def rnn_states(model: keras.Model) -> list[keras.Variable]:
+    """What stateful recurrent layers go on from in the next batch; Keras does not count them among the weights."""
+    layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
+    return [state for layer in layers for state in keras.tree.flatten(layer.states or [])]
+
+
+@contextlib.contextmanager
+def kept_states(model: keras.Model) -> Iterator[None]:
+    """Has recurrent layers afterwards go on from where they were, or begin."""
+    before = {id(one): one.numpy() for one in rnn_states(model)}
+    yield
+    for one in rnn_states(model):
+        one.assign(before.get(id(one), np.zeros(one.shape)))
+
+
+def synchronize_masked(layer: keras.layers.BatchNormalization) -> None:
+    """Has a synchronized layer take the moments of what a mask leaves over all replicas, too, which Keras does not."""
+    of_keras = layer._moments
+
+    def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        if mask is None or not layer.synchronized or context is None or context.num_replicas_in_sync == 1:
+            return of_keras(inputs, mask)
+        kept = tf.cast(mask, tf.bool)[..., tf.newaxis]
+
+        def total(values: tf.Tensor) -> tf.Tensor:
+            mine = tf.reduce_sum(tf.where(kept, values, 0.0), layer._reduction_axes, keepdims=True)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+        count = total(tf.ones_like(inputs)) + keras.config.epsilon()
+        mean = total(inputs) / count
+        return tf.squeeze(mean), tf.squeeze(total(tf.square(inputs - mean)) / count)
+
+    layer._moments = moments
 
 
 def is_along_batch(metric: keras.metrics.Metric) -> bool:

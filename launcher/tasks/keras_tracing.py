@@ -225,11 +225,13 @@ def _gradient(real: Any) -> Any:
         if are_sums:
             downstream *= tf.maximum(tracing.num_real, 1.0) / tracing.total
 
-        def as_if_alone(one: Any) -> Any:
-            return None if one is None else tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
+        def as_if_alone(one: Any, source: Any) -> Any:
+            if one is None or getattr(source, "overwrite_with_gradient", False):
+                return one
+            return tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
 
         # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
-        return tf.nest.map_structure(as_if_alone, found)
+        return tf.nest.map_structure(as_if_alone, found, sources)
 
     return gradient
 

@@ -93,6 +93,8 @@ def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
     """`function` of every tensor of a nest, and of the masks and logits that Keras keeps with them; None of None."""
 
     def of_one(tensor: Any) -> Any:
+        if tensor is None:  # an optional input
+            return None
         found = function(tensor)
         # Of probabilities without their logits, a loss would be bounded.
         for name in ("_keras_mask", "_keras_logits"):

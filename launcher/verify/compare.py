@@ -16,6 +16,7 @@ _TOLERANCES = {
     "weights": "weights",
     "optimizer slots": "slots",
     "moving statistics": "moving_statistics",
+    "metrics": "gradient_norm",  # they jump, too, where an example comes to lie on the other side of a threshold
 }
 EXACT = ("loss scale", "skipped steps", "replicas")
 """Quantities that are equal or not."""
@@ -23,6 +24,7 @@ QUANTITIES = (*_TOLERANCES, *EXACT)
 
 # A loss near zero is a small difference of large numbers, whose error stays that of the large ones.
 _SMALLEST_OF_FIRST = 1e-2
+_SMALLEST_METRIC = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,7 @@ def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[D
         _state("weights", baseline, record, kinds, tolerances.weights),
         _state("optimizer slots", baseline, record, kinds, tolerances.slots),
         _state("moving statistics", baseline, record, kinds, tolerances.moving_statistics),
+        _state("metrics", baseline, record, kinds, tolerances.gradient_norm),
         _exact("loss scale", baseline.loss_scale, record.loss_scale, baseline, record, kinds),
         _exact("skipped steps", 1 - baseline.finite, 1 - record.finite, baseline, record, kinds),
         _replicas(record),
@@ -135,7 +138,8 @@ def _kinds(record: Record) -> dict[str, str]:
         if prefix in ("model", "ema"):
             kinds[name] = "weights" if f"model/{rest}" in trained else "moving statistics"
         else:
-            kinds[name] = {"loss_scale": "loss scale", "counters": "skipped steps"}.get(prefix, "optimizer slots")
+            others = {"loss_scale": "loss scale", "counters": "skipped steps", "metrics": "metrics"}
+            kinds[name] = others.get(prefix, "optimizer slots")
     return kinds
 
 
@@ -155,8 +159,8 @@ def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, 
         if found is None or found.shape != expected.shape:
             shape = "is missing" if found is None else f"has shape {found.shape} instead of {expected.shape}"
             return different(where=f"{name} {shape}")
-        if quantity == "moving statistics":
-            scale = max(1.0, _largest([expected]))
+        if quantity in ("moving statistics", "metrics"):
+            scale = max(1.0 if quantity != "metrics" else _SMALLEST_METRIC, _largest([expected]))
         else:
             scale = scales.get(_slot_kind(name), 1.0)
         value = _distance(expected, found, scale)

@@ -20,8 +20,8 @@ step on, when nothing can have been multiplied yet. Such a control explains noth
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import keras
 import numpy as np
@@ -41,40 +41,6 @@ FACTOR = 4.0
 
 _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOAT32 = 2.0**-24
-
-_AUGMENTS = tuple(
-    layer
-    for name, layer in sorted(vars(keras.layers).items())
-    if name.startswith("Random") or name in ("AugMix", "CutMix", "MixUp", "RandAugment")
-)
-_RATES = ("rate", "stddev", "dropout", "recurrent_dropout")
-_RANDOM = (
-    keras.layers.AlphaDropout,
-    keras.layers.Dropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.GRUCell,
-    keras.layers.LSTMCell,
-    keras.layers.SimpleRNNCell,
-)
-
-
-def turn_off_dropout(model: keras.Model) -> None:
-    """Turns off dropout, noise and random augmentation in a model; call it before the model is traced."""
-    for layer, *_ in walk(model):
-        if isinstance(layer, _AUGMENTS):
-            layer.call = _never_training(layer.call)
-        if isinstance(layer, _RANDOM):
-            for name in _RATES:
-                if isinstance(getattr(layer, name, None), float):
-                    setattr(layer, name, 0.0)
-
-
-def _never_training(call: Callable[..., Any]) -> Callable[..., Any]:
-    def inference(inputs: Any, training: bool | None = None) -> Any:
-        return call(inputs, training=False)
-
-    return inference
 
 
 def install(built: Session) -> Data:

@@ -19,7 +19,8 @@ class Record:
       loss, gradient_norm: of the mean over the global batch.
       loss_scale: the scale each step used.
       finite: 1 where the update was applied, 0 where it was skipped.
-      state: the final state by name, as `Trainer.snapshot`; empty in what any worker but the chief writes.
+      state: the final state by name, as `Trainer.snapshot`, and `metrics/…`; empty in what any worker but the chief
+        writes.
       trained: names of the trained weights in `state`.
       digests: for each replica, digests of its own copy of every variable by name.
     """

@@ -20,6 +20,9 @@ from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
 from launcher.machine import child_process, cluster, exit_barrier, jax_devices  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
 from launcher.run.start import starting_point  # noqa: E402
+from launcher.step.layers import turn_off_dropout  # noqa: E402
+from launcher.step.trainer import StepRecords  # noqa: E402
+from launcher.tasks.base import Decodes, folded, metric_results  # noqa: E402
 from launcher.verify import control  # noqa: E402
 from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
 from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
@@ -65,7 +68,7 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         built = session.build(resolved)
     starting_point.begin(built.trainer, resolved.recipe.start)
     if not VerifySettings().dropout:  # the rest of it is the parent's
-        control.turn_off_dropout(built.model)
+        turn_off_dropout(built.model)
     batches = built.trainer.batches(control.install(built) if job.control else resolved.data)
     built.trainer.trace(batches)
     gin_used.check_all_used()
@@ -83,13 +86,25 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
     }
     trainer.bring_home()
     trained = {id(variable) for variable in built.model.trainable_variables}
-    state = trainer.state.snapshot() if is_chief or trainer.state.snapshots_together else {}
+    state = dict(trainer.state.snapshot()) if is_chief or trainer.state.snapshots_together else {}
+    state |= _metrics(built, records)
     return Record(
         **steps,
         state=state if is_chief else {},
         trained=tuple(name for name, variable in trainer.state.variables().items() if id(variable) in trained),
         digests=_digests(built, {f"steps/{name}": digest(steps[name]) for name in STEP_ARRAYS}),
     )
+
+
+def _metrics(built: session.Session, records: StepRecords) -> dict[str, np.ndarray]:
+    """Those of all steps together, and of an evaluation with the final weights, as far as they are numbers."""
+    task, done = built.plan.recipe.task, records.finite > 0
+    sums = {name: folded(name, values[done]) for name, values in records.metrics.items()}
+    found = metric_results(task, sums, records.weight[done].sum())
+    if built.plan.data.num_eval_examples and not isinstance(task, Decodes):
+        built.evaluator.needs_variables(last=False)
+        found |= {f"val_{name}": value for name, value in built.evaluator.evaluate(last=False).items()}
+    return {f"metrics/{name}": np.array(value) for name, value in found.items() if np.isfinite(value)}
 
 
 def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:

@@ -11,9 +11,8 @@ from small_run import policies_of
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.step.layers import owners, walk
+from launcher.step.layers import owners, turn_off_dropout, walk
 from launcher.step.regularization import Penalty
-from launcher.verify import control
 from launcher.watch import gradient_taps
 
 
@@ -101,7 +100,7 @@ def test_policies_taps_and_dropout_find_the_same_layers():
     inside = {f"shared/{name}" for name in INSIDE}
     assert inside <= set(policies_of(model))
     assert inside - {"shared/inner"} <= set(gradient_taps.named_leaves(model))
-    control.turn_off_dropout(model)
+    turn_off_dropout(model)
     rates = [one.layer.rate for one in walk(model) if isinstance(one.layer, keras.layers.Dropout)]
     assert rates == [0.0, 0.0]
 

@@ -125,8 +125,7 @@ def test_a_statistic_that_alone_is_not_finite_stays_as_it_was_on_every_replica(r
         return keras.Sequential([keras.Input((1,)), Largest(name="meter"), *linear_model(1).layers])
 
     made = build(GivenTask(linear_batches(x), model, first_output), replicas, microbatches)
-    parts = replicas * microbatches
-    expected = x[0].reshape(parts, -1).max(1).mean() / 2
+    expected = x[0].max() / 2  # as one device has it, which no mean over parts is
     batches = made.trainer.batches(made.plan.data)
     for other in (0.5, 0.75):  # what is finite beside it moves on
         records = made.trainer.train(batches, 1)

@@ -46,6 +46,8 @@ def made(**changes) -> Record:
             "optimizer/adam/dense_bias_momentum": np.array([1e-9], np.float32),
             "optimizer/adam/dense_kernel_velocity": np.array([[1e-6, 2e-6]], np.float32),
             "ema/dense/kernel": np.array([[0.5, -0.25]], np.float32),
+            "metrics/accuracy": np.array(0.5),
+            "metrics/val_loss": np.array(4.0),
         },
         trained=("model/dense/kernel",),
         digests=({"model/dense/kernel": "a", "steps/loss": "b"},),
@@ -103,6 +105,8 @@ def test_a_loss_near_zero_is_judged_by_where_it_came_from():
     [
         ("model/dense/kernel", "weights", 1.0, TOLERANCES.weights),
         ("ema/dense/kernel", "weights", 1.0, TOLERANCES.weights),
+        ("metrics/accuracy", "metrics", 0.5, TOLERANCES.gradient_norm),
+        ("metrics/val_loss", "metrics", 4.0, TOLERANCES.gradient_norm),
         ("model/norm/moving_mean", "moving statistics", 100.0, TOLERANCES.moving_statistics),
         ("optimizer/adam/dense_kernel_momentum", "optimizer slots", 2.0, TOLERANCES.slots),
         ("optimizer/adam/dense_bias_momentum", "optimizer slots", 2.0, TOLERANCES.slots),

@@ -70,7 +70,7 @@ class Points:
         if self.fault == "drift":  # the loss has the right value and, on all replicas but the first, a wrong gradient
             replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
             total += 6e-4 * replica * (total - tf.stop_gradient(total))
-        return total, tf.reduce_sum(weight), {}
+        return total, tf.reduce_sum(weight), {"peak": tf.reduce_max(losses)} if "mean" in self.fault else {}
 """
 
 RECIPE = """
@@ -148,7 +148,7 @@ def test_dropout_that_is_asked_for_is_a_difference(run_launcher, recipe):
 def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, tmp_path):
     finished = run_launcher(*recipe, *only_mirrored("mean and norm"))
     assert finished.returncode == 70, finished.stderr
-    for quantity in ("loss", "moving statistics"):
+    for quantity in ("loss", "moving statistics", "metrics"):
         assert re.search(f"mirrored 2: .*{quantity} off by ", finished.stdout), finished.stdout
     assert "worst offender is mirrored 2" in finished.stderr
     assert "is the task's loss() a sum over the batch" in finished.stderr
@@ -156,6 +156,7 @@ def test_a_task_that_depends_on_the_topology_is_found_out(run_launcher, recipe, 
     assert not written["within_tolerance"]
     deviations = written["topologies"][0]["deviations"]
     assert not deviations["loss"]["within"] and not deviations["moving_statistics"]["within"]
+    assert written["topologies"][0]["deviations"]["metrics"]["where"].startswith("metrics/")
 
 
 @pytest.mark.heavy

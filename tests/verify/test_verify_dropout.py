@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from launcher.verify import control
+from launcher.step import layers
 from models.lstm import lstm_language_model
 from models.transformer.decoder import language_model
 from models.transformer.encoder_decoder import transformer
@@ -45,7 +45,7 @@ def test_layers_of_keras_train_as_they_evaluate(kind):
     inputs = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
     trained, evaluated = outputs(model, inputs)
     assert not np.array_equal(trained, evaluated), "else this test shows nothing"
-    control.turn_off_dropout(model)
+    layers.turn_off_dropout(model)
     trained, evaluated = outputs(model, inputs)
     np.testing.assert_array_equal(trained, evaluated)
 
@@ -72,6 +72,6 @@ def test_our_models_train_as_they_evaluate(name):
     inputs = batch("source", "target_in", "tokens")
     trained, evaluated = outputs(model, inputs)
     assert not np.array_equal(trained, evaluated), "else this test shows nothing"
-    control.turn_off_dropout(model)
+    layers.turn_off_dropout(model)
     trained, evaluated = outputs(model, inputs)
     np.testing.assert_array_equal(trained, evaluated)

@@ -1,0 +1,155 @@
+"""How what a forward pass assigns is put together over the parts of a batch, on replicas and in microbatches.
+
+A moving average is affine in the mean over a batch's rows: its changes are averaged. What layers of one's own keep may
+add up over the rows, as counts do, or be the largest or smallest so far: that is found by trial, on the two halves of a
+batch and on both together. What is neither is refused by name.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from launcher.data.pipeline import WEIGHT, Batch
+from launcher.errors import UsageError
+from launcher.step.layers import owners, turn_off_dropout, walk
+from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.tasks.keras_metrics import fold_of, halves
+
+_ROWS = 64  # at most, of the batch that is tried
+_STARTS = (0, 3, -3)  # added to the values: what is the largest so far may not move from the one it has
+
+
+class Statistic(NamedTuple):
+    """A variable that a forward pass assigns, and how its values on parts of a batch are put together.
+
+    Attributes:
+      fold: "mean" of the parts' changes, "rows" for their mean by real rows, "sum" of the changes; "max" or "min" of
+        the values; or "same", which is no matter of rows.
+    """
+
+    variable: keras.Variable
+    fold: str
+
+    def gained(self, before: tf.Tensor, rows: tf.Tensor, microbatch: tf.Tensor | int, of: int) -> tf.Tensor:
+        """What a part makes of the value before it, to be added to what others do; of whole numbers, int64.
+
+        Args:
+          rows: its real ones; a part without any runs on rows that fill it up.
+          microbatch: its number among so many of this replica; of an extreme, each part has a place of its own.
+        """
+        after = tf.convert_to_tensor(self.variable.value)
+        if self.fold == "mean":
+            return after - before
+        if not after.dtype.is_floating:
+            before, after = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
+        if self.fold in ("max", "min"):
+            found = tf.where(rows > 0, after if self.fold == "max" else -after, after.dtype.min)
+            context = tf.distribute.get_replica_context()
+            number = context.replica_id_in_sync_group * of + microbatch
+            mine = tf.equal(tf.range(context.num_replicas_in_sync * of), number)
+            return tf.where(tf.reshape(mine, [-1, *[1] * len(found.shape)]), found, tf.zeros_like(found))
+        found = tf.where(rows > 0, after - before, tf.zeros_like(after))
+        return (
+            found if self.fold == "sum" else tf.cast(rows, found.dtype) * tf.concat([tf.reshape(found, [-1]), [1]], 0)
+        )
+
+    def moved(self, before: tf.Tensor, gained: tf.Tensor, num_parts: int) -> tf.Tensor:
+        """The new value, from what so many parts have gained together."""
+        if self.fold in ("max", "min"):
+            largest = tf.reduce_max(gained, axis=0)
+            return tf.cast(largest if self.fold == "max" else -largest, before.dtype)
+        if self.fold == "rows":
+            gained = tf.reshape(gained[:-1] / gained[-1], before.shape)
+        return before + tf.cast(gained / num_parts if self.fold == "mean" else gained, before.dtype)
+
+
+def usual(variable: keras.Variable) -> Statistic:
+    """What a variable is taken for without a trial."""
+    return Statistic(variable, "mean" if is_moving(variable) else "same")
+
+
+def is_overwritten(weight: keras.Variable) -> bool:
+    """Whether Keras overwrites a trained weight by its gradient, as it does with the scales of float8."""
+    return getattr(weight, "overwrite_with_gradient", False)
+
+
+def moving(statistics: Sequence[Statistic], weights: Sequence[keras.Variable]) -> list[Statistic]:
+    """What is put together from the parts of a batch: also the largest gradients of overwritten weights."""
+    found = [one for one in statistics if one.fold != "same"]
+    return found + [Statistic(one, "max") for one in weights if is_overwritten(one)]
+
+
+def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Those of the assigned variables that are of layers neither Keras's nor the launcher's."""
+    found = owners(model, lambda layer: layer.weights)
+
+    def is_known(layer: object) -> bool:
+        return isinstance(layer, keras.layers.BatchNormalization) or layer.__module__.startswith(("keras.", "models."))
+
+    return [one for one in assigned if id(one) in found and not is_known(found[id(one)].layer)]
+
+
+def tried(
+    model: keras.Model, assigned: Sequence[keras.Variable], batch: Batch, forward: Callable[[Batch], object]
+) -> list[Statistic]:
+    """The assigned variables, those that are `unknown` by a trial, after which all are as they were.
+
+    Args:
+      batch: of the training data, two rows or more, of which some are tried.
+      forward: does with a batch what a training step does that assigns.
+
+    Raises:
+      UsageError: of one, the parts of a batch cannot be put together.
+    """
+    states, random = unknown(model, assigned), np.random.default_rng(0)
+    before = [(one, np.array(one.numpy())) for one in (*assigned, *seed_states(model))]
+    folds = {id(one): usual(one) for one in assigned}
+
+    def put_back() -> None:
+        for variable, value in before:
+            variable.assign(value)
+
+    def drawn(one: tf.Tensor) -> tf.Tensor:
+        """In the range of the batch: its halves could be alike by chance."""
+        if not (one.dtype.is_floating or one.dtype.is_integer):
+            return one
+        return tf.cast(random.uniform(np.min(one), np.max(one) + 1, one.shape), one.dtype)
+
+    def changes(start: int, part: Batch) -> list[np.ndarray]:
+        put_back()
+        for one in states:
+            one.assign_add(np.array(start).astype(one.dtype))
+        begun = [one.numpy() for one in states]
+        forward(part)
+        return [(one.numpy()[None] - old).astype(np.float64) for one, old in zip(states, begun, strict=True)]
+
+    trials = []
+    rows = min(_ROWS, len(batch[WEIGHT])) // 2 * 2
+    with turn_off_dropout(model) as undo:
+        undo.callback(put_back)
+        for one, *_ in walk(model):  # what becomes of a row is to be no matter of the others
+            if isinstance(one, keras.layers.BatchNormalization) and one.trainable:
+                one.trainable = False
+                undo.callback(setattr, one, "trainable", True)
+        for start in _STARTS:
+            both = {name: one[:rows] for name, one in batch.items()}
+            both |= {name: drawn(one) for name, one in both.items() if start and name != WEIGHT}
+            parts = [part for part, *_ in halves((both, None, None, None))]
+            with contextlib.suppress(Exception) if start else contextlib.nullcontext():  # values that it may not take
+                trials.append([changes(start, part) for part in (*parts, both, both)])
+    for place, one in enumerate(states):
+        found = [[change[place] for change in trial] for trial in trials]
+        fold = fold_of(np.zeros(one.shape), found, averages=is_moving(one))
+        if fold is None:
+            raise UsageError(
+                f"{one.path}: what is assigned to it is no mean, sum, maximum or minimum over the rows of a batch, so "
+                "parts of one, on replicas or in microbatches, cannot be put together: keep sums in it, divide where "
+                "they are used, or train on one replica with train.microbatches = 1"
+            )
+        if np.any(np.concatenate(found)):  # else, nothing is known
+            folds[id(one)] = Statistic(one, fold.over_steps)
+    return list(folds.values())
