@@ -423,16 +423,17 @@ def test_what_is_shown_is_for_verbose_to_say(tmp_path, capsys):
             'callbacks: ModelCheckpoint.on_epoch_end: Failed to format this callback filepath: "{val_mae}.keras"',
         ),
         (lambda: callbacks.CSVLogger("no/such.csv"), "callbacks: CSVLogger.on_train_begin: [Errno 2] No such file"),
-        (
-            lambda: callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["mae"]),
-            "test_callbacks.py line",
-        ),
         (callbacks.SwapEMAWeights, "callbacks: SwapEMAWeights.on_test_begin: SwapEMAWeights must be used when"),
     ],
 )
 def test_a_mistake_in_a_callback_of_keras_is_one_message(made, message, tmp_path):
     with pytest.raises(UsageError, match=re.escape(message)):
         of_launcher([made()], tmp_path, epochs=1)
+
+
+def test_a_mistake_of_ones_own_comes_as_it_is(tmp_path):
+    with pytest.raises(KeyError, match="mae"):
+        of_launcher([callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["mae"])], tmp_path, epochs=1)
 
 
 def test_another_first_epoch_than_that_of_the_folder_is_refused(tmp_path):
