@@ -147,13 +147,24 @@ def page(figures: Mapping[str, Any]) -> str:
         for one in (figures[name], figures[name].get("elsewhere"))
         if one
     ]
-    return "\n\n".join([_HEAD, *parts]) + "\n"
+    card = [_card(figures["card"])] if "card" in figures else []
+    return "\n\n".join([_HEAD, *parts, *card]) + "\n"
 
 
 _HEAD = """# Launcher beside what a user would pick instead
 
 Written by `python benchmarks/results.py`; the figures are in `results.json`. Each part names its commands, its day and
 the versions. Where Launcher loses, the ratio says so."""
+
+
+def _card(part: Mapping[str, Any]) -> str:
+    """What scripts/gpu_check.sh and its peers found where there was a card; put into results.json by hand."""
+    lines = ["## On a card", "", f"{part['date']}, {part['gpu']}; {part['versions']}.", ""]
+    lines += ["| | ms a step | peak, GiB | forecast, GiB |", "|---|---|---|---|"]
+    for run in part["runs"]:
+        numbers = (run.get("ms") or "not timed", run["peak_gib"], run.get("forecast_gib", "-"))
+        lines.append(f"| {run['what']} | {' | '.join(map(str, numbers))} |")
+    return "\n".join([*lines, "", *part["notes"]])
 
 
 def _steps(part: Mapping[str, Any]) -> str:

@@ -6,10 +6,12 @@ their lines it was; that attribute is not public TensorFlow API (as found in 2.2
 in a rewritten function counts as ours, and keeps its whole traceback.
 """
 
+import functools
 import itertools
 import linecache
 import os
 import re
+import sys
 import sysconfig
 import traceback
 import types
@@ -34,6 +36,13 @@ _AROUND = re.compile(
 _MOST_CHARACTERS = 500
 
 
+@functools.cache
+def _targets() -> tuple[str, ...]:
+    """Folders for PYTHONPATH that packages were installed to, as by pip's --target: no folder of a user's programs."""
+    folders = [Path(os.path.realpath(one)) for one in sys.path if one]
+    return tuple(f"{one}{os.sep}" for one in folders if any(one.glob("*.dist-info")))
+
+
 class Place(NamedTuple):
     """One frame of a traceback: a file, a line in it and the function."""
 
@@ -52,7 +61,7 @@ class Place(NamedTuple):
             return False
         path = os.path.realpath(self.file)
         nowhere = self.is_rewritten or (self.file.startswith("<") and not notebook.is_cell(self.file))
-        return nowhere or path.startswith(_STANDARD_LIBRARY) or bool(_INSTALLED & set(Path(path).parts))
+        return nowhere or path.startswith(_STANDARD_LIBRARY + _targets()) or bool(_INSTALLED & set(Path(path).parts))
 
     @property
     def is_rewritten(self) -> bool:

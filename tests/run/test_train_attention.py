@@ -56,7 +56,7 @@ SMALL = ("language_model.layers = 1", "language_model.width = 24")
         (
             "lm_long_tpu.gin",
             ("language_model.layers = 1", "text_corpus.vocab_size = 512", KERNEL),
-            "splash attention (train.attention; compiled for a TPU, but not yet seen to run on one)",
+            "splash attention (train.attention; compiled for a TPU, not yet seen to run on one)",
         ),
         (
             "transformer_cpu.gin",
