@@ -161,7 +161,7 @@ class LocalPass:
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
-        of_padding, rows = self._is_padding(index), tf.reduce_sum(batch[WEIGHT])
+        of_padding, rows = self._is_padding(index), tf.reduce_sum(batch.get(WEIGHT, 1.0))
         for one, before in zip(self.moving, moving_before, strict=True):
             delta = one.gained(before, rows, index, self._config.microbatches)
             averaged = of_padding is not None and one.fold == "mean"
