@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, notebook
 from launcher.worker import progress
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
@@ -68,7 +68,7 @@ class StopRequest:
     def installed(self) -> Iterator[None]:
         """Takes over both signals inside the block, if this is the main thread, which alone may."""
         try:
-            with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self):
+            with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self._is_repeated):
                 try:
                     yield
                 except Preempted as error:
@@ -77,6 +77,11 @@ class StopRequest:
                     raise
         finally:
             self._answered.set()
+
+    def _is_repeated(self, number: int) -> bool:
+        """Whether a signal that comes now is to end nothing, as the process is about to end."""
+        is_terminated = number == self._signal == signal.SIGTERM and notebook.shell() is None
+        return self() and (_ends_with_run or is_terminated)
 
     def _heard(self, number: int) -> None:
         now, name, is_first = time.monotonic(), signal.Signals(number).name, not self()
@@ -128,7 +133,7 @@ def before_training() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listening(
-    heard: Callable[[int], None], *numbers: int, ignored_after: Callable[[], bool] = lambda: False
+    heard: Callable[[int], None], *numbers: int, ignored_after: Callable[[int], bool] = lambda number: False
 ) -> Iterator[None]:
     """Calls `heard` for each of the signals, if this is the main thread, which alone may take them over.
 
@@ -150,10 +155,9 @@ def _listening(
                 heard(number)
 
     def hand_back(handlers: Mapping[int, Any]) -> None:
-        ignored = ignored_after() and _ends_with_run
         for number in numbers:
             if signal.getsignal(number) is _wake:
-                signal.signal(number, signal.SIG_IGN if ignored else handlers[number])
+                signal.signal(number, signal.SIG_IGN if ignored_after(number) else handlers[number])
 
     listener = threading.Thread(target=listen, name="signals", daemon=True)
     listener.start()
