@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -202,7 +203,10 @@ def _lower(
             # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
             # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor; preflight
             # and --engine=pjrt need it.
-            hlo = function.experimental_get_compiler_ir(*spec.values())(stage="hlo_serialized")
+            make_hlo = function.experimental_get_compiler_ir(*spec.values())
+            with warnings.catch_warnings():  # of the name, without which it draws a number to learn where it is:
+                warnings.simplefilter("ignore")  # --deterministic forbids that
+                hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
         except (ValueError, tf.errors.OpError) as error:
             raise cannot_lower.explain(error, traced.graph, session.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
