@@ -17,7 +17,7 @@ from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
 from launcher.step.layers import owners, turn_off_dropout, walk
 from launcher.step.moving_statistics import is_moving, seed_states
-from launcher.tasks.keras_metrics import fold_of, halves
+from launcher.tasks.keras_metrics import arrays, fold_of, halves
 
 _ROWS = 64  # at most, of the batch that is tried
 _STARTS = (0, 3, -3)  # added to the values: what is the largest so far may not move from the one it has
@@ -106,11 +106,12 @@ def tried(
       UsageError: of one, the parts of a batch cannot be put together.
     """
     states, random = unknown(model, assigned), np.random.default_rng(0)
-    before = [(one, np.array(one.numpy())) for one in (*assigned, *seed_states(model))]
+    kept = [*assigned, *seed_states(model)]
+    before = arrays(kept)
     folds = {id(one): usual(one) for one in assigned}
 
     def put_back() -> None:
-        for variable, value in before:
+        for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
 
     def drawn(one: tf.Tensor) -> tf.Tensor:
@@ -123,9 +124,9 @@ def tried(
         put_back()
         for one in states:
             one.assign_add(np.array(start).astype(one.dtype))
-        begun = [one.numpy() for one in states]
+        begun = arrays(states)
         forward(part)
-        return [(one.numpy()[None] - old).astype(np.float64) for one, old in zip(states, begun, strict=True)]
+        return [(one.numpy() - old).astype(np.float64) for one, old in zip(states, begun, strict=True)]
 
     trials = []
     rows = min(_ROWS, len(batch[WEIGHT])) // 2 * 2
@@ -140,7 +141,7 @@ def tried(
             both |= {name: drawn(one) for name, one in both.items() if start and name != WEIGHT}
             parts = [part for part, *_ in halves((both, None, None, None))]
             with contextlib.suppress(Exception) if start else contextlib.nullcontext():  # values that it may not take
-                trials.append([changes(start, part) for part in (*parts, both, both)])
+                trials.append([changes(start, part) for part in (*parts, both)])
     for place, one in enumerate(states):
         found = [[change[place] for change in trial] for trial in trials]
         fold = fold_of(np.zeros(one.shape), found, averages=is_moving(one))
@@ -150,6 +151,6 @@ def tried(
                 "parts of one, on replicas or in microbatches, cannot be put together: keep sums in it, divide where "
                 "they are used, or train on one replica with train.microbatches = 1"
             )
-        if np.any(np.concatenate(found)):  # else, nothing is known
+        if np.any(found):  # else, nothing is known
             folds[id(one)] = Statistic(one, fold.over_steps)
     return list(folds.values())

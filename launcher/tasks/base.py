@@ -320,8 +320,11 @@ def open_data(task: Task) -> Data:
 
 def real_rows(task: Task, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """A batch as the task's loss() takes it where TensorFlow's XLA compiles that."""
-    if not task.takes_real_rows:
-        return batch
+    return without_padding(batch) if task.takes_real_rows else batch
+
+
+def without_padding(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """A replica's real examples; one where there is none."""
     count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
     return {name: one[:count] for name, one in batch.items()}
 

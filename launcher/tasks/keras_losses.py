@@ -5,6 +5,7 @@ out may be marked in either. One that is no such mean is computed on the outputs
 is counted: Keras divides by it.
 """
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.machine import versions
 from launcher.tasks.base import Place
-from launcher.tasks.keras_metrics import Batch, equal, halves, variants
+from launcher.tasks.keras_metrics import Batch, equal, fold_of, halves, is_overridden, variants
 from launcher.tasks.keras_private import keras_losses_of
 from launcher.tasks.keras_weights import each_tensor
 
@@ -58,7 +59,7 @@ def place(
     Raises:
       UsageError: it is right in no way that is known.
     """
-    several, is_own = at.num_replicas * at.microbatches > 1, is_overridden(model)
+    several, is_own = at.num_replicas * at.microbatches > 1, is_overridden(model, "compute_loss")
     is_apart = several and (at.microbatches > 1 or at.jit)
     own = [getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss) if not is_plain(one)]
     what = f"{type(model).__name__}.compute_loss" if is_own else f"the loss {next(iter(own), '')}"
@@ -130,11 +131,6 @@ def share_of_mask(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | floa
     return 1.0 if mask is None else tf.reduce_mean(tf.cast(mask, tf.float32))
 
 
-def is_overridden(model: keras.Model) -> bool:
-    """Whether the model computes its loss by a method of its own."""
-    return type(model).compute_loss is not keras.Model.compute_loss
-
-
 def is_plain(loss: Any) -> bool:
     """Whether what a model is compiled with is a loss of Keras's that has a value for each row."""
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
@@ -144,17 +140,16 @@ def is_plain(loss: Any) -> bool:
 
 def _adds_up(total: Total, batch: Batch) -> bool:
     """Whether the loss of a batch is the mean of those of its halves, wherever they are finite."""
-    random, fits = np.random.default_rng(0), []
+    random, trials = np.random.default_rng(0), []
     for (x, y, outputs, weight), mark in itertools.product(variants(batch), _MARKS):
 
         def marked(one: tf.Tensor, mark: int = mark) -> tf.Tensor:
             return tf.where(random.uniform(size=one.shape) < 0.4, tf.cast(mark, one.dtype), one)
 
         both = x, each_tensor(y, marked), outputs, weight
-        try:
-            whole, *parts = (float(total(one)) for one in (both, *halves(both)))
-        except (ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError):
-            continue
-        if np.isfinite([whole, *parts]).all():
-            fits.append(equal(whole, np.mean(parts)))
-    return bool(fits) and all(fits)
+        # What it cannot be told of is passed over.
+        with contextlib.suppress(ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError):
+            found = [np.array(total(one)) for one in (*halves(both), both)]
+            trials += [found] * bool(np.isfinite(found).all())
+    fold = fold_of(np.zeros([]), trials, averages=True)
+    return fold is not None and fold.over_steps == "rows"

@@ -46,9 +46,14 @@ class Frozen(keras.StatelessScope):
         del update
 
 
-def is_overridden(model: keras.Model) -> bool:
-    """Whether the model computes its metrics by a method of its own."""
-    return type(model).compute_metrics is not keras.Model.compute_metrics
+def is_overridden(model: keras.Model, method: str = "compute_metrics") -> bool:
+    """Whether the model computes its metrics, or what else, by a method of its own."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def arrays(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
+    """Copies of their values."""
+    return [np.array(variable.numpy()) for variable in variables]
 
 
 def has_unknown(model: keras.Model) -> bool:
@@ -127,8 +132,7 @@ def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fo
     open_ones = [index for index, variable in enumerate(variables) if id(variable) not in known]
     if not open_ones:
         return found
-    start = [np.array(variable.numpy()) for variable in variables]
-    trials = []
+    start, trials = arrays(variables), []
     for both in variants(batch):
         first, second = halves(both)
         after = [updated(model, start, part)[0] for part in (first, second, both)]
@@ -150,6 +154,7 @@ def fold_of(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]], averages:
     """From a state after the first half, the second, both as one batch, the second after the first, and the reverse.
 
     Args:
+      trials: without the last two, where parts one after another are as one batch.
       averages: whether it may be a mean by rows, too, "rows", which is tried before the extremes.
     """
     trials = [trial for trial in trials if not any(np.isnan(state).any() for state in trial)]
@@ -160,11 +165,11 @@ def fold_of(start: np.ndarray, trials: Sequence[Sequence[np.ndarray]], averages:
         "min": np.minimum,
     }
     for name, merge in merges.items():
-        merged = [merge(first, second) for first, second, *_ in trials]
-        if all(equal(after, whole) for whole, trial in zip(merged, trials, strict=True) for after in trial[3:]):
+        merged = [(merge(first, second), both, after or [both]) for first, second, both, *after in trials]
+        if all(equal(one, whole) for whole, _, after in merged for one in after):
             # Where nothing moved it, nothing is known of how its rows add up.
             moved = any(not equal(trial[0], start) and not equal(trial[1], start) for trial in trials)
-            adds_up = all(equal(trial[2], whole) for whole, trial in zip(merged, trials, strict=True))
+            adds_up = all(equal(both, whole) for whole, both, _ in merged)
             return Fold(name, whole=name != "sum" or not (moved and adds_up))
     return None
 
@@ -178,14 +183,15 @@ def of_one_batch(model: keras.Model, batch: Batch) -> tuple[str, ...]:
     """Names of what an overridden `compute_metrics` returns that depends on the batch itself, not on states alone."""
     if not is_overridden(model):
         return ()
-    with Frozen([(variable, np.array(variable.numpy())) for variable in model.metrics_variables]):
+    variables = model.metrics_variables
+    with Frozen([*zip(variables, arrays(variables), strict=True)]):
         one, other = (numbers(model.compute_metrics(*part)) for part in halves(batch))
     return tuple(name for name in one if not np.array_equal(one[name], other[name], equal_nan=True))
 
 
 def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
     """Names of the metrics that rows of weight 0 change."""
-    start = [np.array(variable.numpy()) for variable in model.metrics_variables]
+    start = arrays(model.metrics_variables)
     x, y, outputs, weight = batch
     real = np.zeros(_num_rows(x), np.float32)
     real[: len(real) // 2] = 1

@@ -34,7 +34,7 @@ from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_own_step
-from launcher.tasks.base import Place, Task, check_builder
+from launcher.tasks.base import Place, Task, check_builder, without_padding
 from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps, Sums
 from launcher.tasks.keras_private import kept_states, keras_losses_of, undivided, with_local_metrics
@@ -179,7 +179,7 @@ class KerasTask(Task):
         self._adds_sums = any(one.shape.rank for one in own)
         keras_losses.check_reductions(model, defined_at(self._build))
         model.reset_metrics()  # as Keras does before each epoch: another fit, or evaluate, may have left something
-        self._initial = [np.array(variable.numpy()) for variable in model.metrics_variables]
+        self._initial = keras_metrics.arrays(model.metrics_variables)
         self._folds = [keras_metrics.Fold("sum", False)] * len(self._initial)
         self._of_batch, self._of_loss = (), frozenset(map(id, counted))
         return model
@@ -271,7 +271,7 @@ class KerasTask(Task):
             note += f"{note and '; '}rows of an embedding that occur twice in a batch are added up before {found.name} "
             note += "squares them, on any topology: Keras takes them one by one"
         own = [] if self._own is None else [*self._own.notes]
-        if type(model).fit is not keras.Model.fit and not self._is_prepared:
+        if keras_metrics.is_overridden(model, "fit") and not self._is_prepared:
             own.append(f"{type(model).__name__} has a fit of its own, which is not called")
         own += ["run_eagerly is ignored: steps are made into a graph"] * bool(model.run_eagerly)
         return [*own, *keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
@@ -324,8 +324,7 @@ class KerasTask(Task):
         """A replica's real examples as the model's own steps take them; one where there is none."""
         context, rows = tf.distribute.get_replica_context(), batch[WEIGHT].shape[0]
         if rows is None or rows * context.num_replicas_in_sync != self._structure(batch).rows:  # it may be a short one
-            count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
-            batch = {name: one[:count] for name, one in batch.items()}
+            batch = without_padding(batch)
         x, y, weight = self._packed(batch)
         if training and self._class_weight:
             weight = class_weights(y, self._class_weight, weight)
@@ -370,7 +369,7 @@ class KerasTask(Task):
         takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
         gathers, parts, num_everywhere = self._gathers and not is_alone, together, num_real
         if not is_alone and (takes_whole_batches or gathers):
-            needs_x = keras_metrics.is_overridden(model) or keras_losses.is_overridden(model)
+            needs_x = keras_metrics.is_overridden(model) or keras_metrics.is_overridden(model, "compute_loss")
             parts = judged if compiled else together
             parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled)
             num_everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(num_real))

@@ -32,7 +32,7 @@ Uses = list[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
 
 def overridden(model: keras.Model) -> list[str]:
     """Which of the steps are the model's own."""
-    return [name for name in _STEPS.values() if getattr(type(model), name) is not getattr(keras.Model, name)]
+    return [name for name in _STEPS.values() if keras_metrics.is_overridden(model, name)]
 
 
 class OwnSteps:
@@ -52,7 +52,7 @@ class OwnSteps:
         self._metrics = _each_metric(model)
         self._states = list(model.metrics_variables)
         model.reset_metrics()
-        self._initial = [np.array(variable.numpy()) for variable in self._states]
+        self._initial = keras_metrics.arrays(self._states)
         # Of what a step returns, by whether it trains: the metric that gave it, and its name of several; else None.
         self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
 
