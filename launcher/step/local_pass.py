@@ -34,14 +34,12 @@ class LocalSums(NamedTuple):
     Attributes:
       gradients: of the scaled loss, by each trained variable.
       moving: what the statistics gained, see `launcher.step.statistics`.
-      counts: what the counts gained, in their own dtypes.
       loss, weight, metrics: as the task gives them, regularisation included.
       watched: gradients by what `ReplicaStep` was told to watch.
     """
 
     gradients: list[tf.Tensor]
     moving: list[tf.Tensor]
-    counts: list[tf.Tensor]
     loss: tf.Tensor
     weight: tf.Tensor
     metrics: tuple[tf.Tensor, ...]
@@ -57,7 +55,7 @@ class LocalPass:
       watch: what else the loss is differentiated by.
 
     Attributes:
-      moving, counts: the statistics that are put together and those that are the same on all replicas.
+      moving: the statistics, and overwritten weights.
       metric_names, unused: as in `ReplicaStep`.
       metric_sizes: numbers of each metric, 1 for a scalar, once the step is traced.
     """
@@ -78,7 +76,6 @@ class LocalPass:
         self._weights = list(model.trainable_variables)
         self._seeds = seed_states(model)
         self.moving = moving(statistics, self._weights)
-        self.counts = [one.variable for one in statistics if one.fold == "same"]
         self._overwriting: set[int] = set()
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
@@ -90,26 +87,11 @@ class LocalPass:
             self._forward_backward = tf.function(self._differentiate, autograph=False)
 
     def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """The sums over all microbatches of this replica's part of the global batch; `step` is for random numbers."""
-        before = _values(self.counts)
-        return self._counted(self._accumulate(batch, scale, step), before)
+        """The float32 sums over all microbatches of this replica's part of the global batch.
 
-    def first(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """The same over the first microbatch alone."""
-        count = self._config.microbatches
-        part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
-        before = _values(self.counts)
-        return self._counted(self._microbatch(part, scale, step, 0, self._present()), before)
-
-    def _counted(self, local: LocalSums, before: Sequence[tf.Tensor]) -> LocalSums:
-        """Puts the counts back, and says what they gained."""
-        gained = [after - old for after, old in zip(_values(self.counts), before, strict=True)]
-        for variable, old in zip(self.counts, before, strict=True):
-            variable.value.assign(old)
-        return local._replace(counts=gained)
-
-    def _accumulate(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """Adds up the microbatches of this replica in float32."""
+        Args:
+          step: for random numbers.
+        """
         count, moving_before = self._config.microbatches, self._present()
         if count == 1:
             return self._microbatch(batch, scale, step, 0, moving_before)
@@ -133,6 +115,12 @@ class LocalPass:
         _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
         return tf.nest.pack_sequence_as(zeros, flat)
 
+    def first(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
+        """The same over the first microbatch alone."""
+        count = self._config.microbatches
+        part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
+        return self._microbatch(part, scale, step, 0, self._present())
+
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(real_rows(self._task, batch), scale).structured_outputs
@@ -140,10 +128,10 @@ class LocalPass:
         grads, watched, loss, weight, metrics = found
         count, none = self._config.microbatches, tf.constant(0.0)
         gained = [one.gained(before, none, 0, count) for one, before in zip(self.moving, self._present(), strict=True)]
-        return LocalSums(grads, [*map(tf.zeros_like, gained)], [], loss, weight, metrics, watched)
+        return LocalSums(grads, [*map(tf.zeros_like, gained)], loss, weight, metrics, watched)
 
     def _present(self) -> list[tf.Tensor]:
-        return _values([one.variable for one in self.moving])
+        return [tf.convert_to_tensor(one.variable.value) for one in self.moving]
 
     def _microbatch(
         self,
@@ -167,7 +155,7 @@ class LocalPass:
             averaged = of_padding is not None and one.fold == "mean"
             deltas.append(tf.where(of_padding, tf.zeros_like(delta), delta) if averaged else delta)
             one.variable.value.assign(before)
-        return LocalSums(grads, deltas, [], loss, weight, metrics, watched)
+        return LocalSums(grads, deltas, loss, weight, metrics, watched)
 
     def _is_padding(self, microbatch: tf.Tensor | int) -> tf.Tensor | None:
         """Whether there is no real example in a microbatch; None where there is one in all of them."""
@@ -267,7 +255,3 @@ class OwnTime:
 def _clock_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     with tf.device("CPU:0"), tf.control_dependencies([tf.identity(tensor) for tensor in tensors]):
         return tf.timestamp()
-
-
-def _values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    return [tf.convert_to_tensor(variable.value) for variable in variables]

@@ -64,7 +64,6 @@ class OwnStep:
         self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
         self._seeds = [*seed_states(model), task.own_steps.seeds.state]
         self._moving = moving(statistics, self._weights)
-        self._counts = [one.variable for one in statistics if one.fold == "same"]
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
@@ -77,24 +76,20 @@ class OwnStep:
     def __call__(self, batch: Batch) -> StepReport:
         counters, config = self._counters, self._config
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        before = {id(one): tf.convert_to_tensor(one.value) for one in self._assigns()}
+        before = self._present()
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
         verdicts.keep(self._assigned)
         set_seeds(self._seeds, config, step)
         loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
         self._trace_ended(metrics, verdicts)
-        gained = [one.gained(before[id(one.variable)], num_real, 0, 1) for one in self._moving]
+        gained = [one.gained(old, num_real, 0, 1) for one, old in zip(self._moving, before, strict=True)]
         of_metrics = [metrics[name] for name in self.metric_names]
-        local = LocalSums([], gained, [], loss, num_real, tuple(of_metrics), [])
+        local = LocalSums([], gained, loss, num_real, tuple(of_metrics), [])
         sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=config.bucket_bytes)
         sums = tf.nest.pack_sequence_as(local, sums)
         judged = verdicts.judged()
-        for one in self._moving:
-            one.variable.value.assign(before[id(one.variable)])
-        for variable in self._counts:
-            old = before[id(variable)]
-            variable.value.assign(tf.where(judged.applied, tf.convert_to_tensor(variable.value), old))
+        self._put_back(before)
         verdicts.end(judged, list(zip(self._moving, sums.moving, strict=True)), self._ema)
         counters.advance(self._loss_scale, judged, scale)
         return StepReport(
@@ -108,8 +103,12 @@ class OwnStep:
             non_finite=tuple(tf.unstack(verdicts.non_finite)),
         )
 
-    def _assigns(self) -> list[keras.Variable]:
-        return [*(one.variable for one in self._moving), *self._counts]
+    def _present(self) -> list[tf.Tensor]:
+        return [tf.convert_to_tensor(one.variable.value) for one in self._moving]
+
+    def _put_back(self, before: Sequence[tf.Tensor]) -> None:
+        for one, old in zip(self._moving, before, strict=True):
+            one.variable.value.assign(old)
 
     def _trace_ended(self, metrics: dict[str, tf.Tensor], verdicts: Verdicts) -> None:
         if verdicts.num_uses != self._optimizers.num_uses:
@@ -123,14 +122,12 @@ class OwnStep:
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
-        assigned = self._assigns()
-        before = [tf.convert_to_tensor(one.value) for one in assigned]
+        before = self._present()
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
         set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))
         self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
-        for variable, old in zip(assigned, before, strict=True):
-            variable.value.assign(old)
+        self._put_back(before)
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         mine = tf.one_hot(replica, num_replicas())[:, None] * verdicts.flags_sent[None, :]
         (rows,) = gradients.reduce_sum([mine])

@@ -27,8 +27,8 @@ class Statistic(NamedTuple):
     """A variable that a forward pass assigns, and how its values on parts of a batch are put together.
 
     Attributes:
-      fold: "mean" of the parts' changes, "rows" for their mean by real rows, "sum" of the changes; "max" or "min" of
-        the values; or "same", which is no matter of rows.
+      fold: "mean" of the parts' changes, "rows" for their mean by real rows, "sum" of the changes; or "max" or "min" of
+        the values, as of what is the same on all of them.
     """
 
     variable: keras.Variable
@@ -69,7 +69,7 @@ class Statistic(NamedTuple):
 
 def usual(variable: keras.Variable) -> Statistic:
     """What a variable is taken for without a trial."""
-    return Statistic(variable, "mean" if is_moving(variable) else "same")
+    return Statistic(variable, "mean" if is_moving(variable) else "max")
 
 
 def is_overwritten(weight: keras.Variable) -> bool:
@@ -79,8 +79,7 @@ def is_overwritten(weight: keras.Variable) -> bool:
 
 def moving(statistics: Sequence[Statistic], weights: Sequence[keras.Variable]) -> list[Statistic]:
     """What is put together from the parts of a batch: also the largest gradients of overwritten weights."""
-    found = [one for one in statistics if one.fold != "same"]
-    return found + [Statistic(one, "max") for one in weights if is_overwritten(one)]
+    return [*statistics, *(Statistic(one, "max") for one in weights if is_overwritten(one))]
 
 
 def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[keras.Variable]:

@@ -128,7 +128,7 @@ class ReplicaStep:
         local = self._timed_pass(batch, scale, step)
         trained = self._trained()
         wire = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
-        sums = self._reduce(local._replace(gradients=wire, counts=[], watched=[]))
+        sums = self._reduce(local._replace(gradients=wire, watched=[]))
         checked = self._unscale_and_check(sums, trained, scale)
         learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
@@ -145,7 +145,6 @@ class ReplicaStep:
             config=config,
         )
         non_finite = update(change)
-        self._count(local.counts, checked.applied)
         counters.advance(self._loss_scale, checked, scale)
         shown = sums.loss, sums.weight
         loss, weight = gradients.by_rows(*shown, batch) if self._task.shows_rows else shown
@@ -192,17 +191,10 @@ class ReplicaStep:
             return checked
         return gradients.within(checked, tf.math.divide_no_nan(sums.loss, sums.weight), tf.convert_to_tensor(limits))
 
-    def _count(self, gained: Sequence[tf.Tensor], applied: tf.Tensor) -> None:
-        """Counts once a step what was counted once a microbatch, and a skipped step not at all."""
-        for variable, one in zip(self._pass.counts, gained, strict=True):
-            counted = one // self._config.microbatches
-            old = tf.convert_to_tensor(variable.value)
-            variable.value.assign(old + tf.where(applied, counted, tf.zeros_like(counted)))
-
     def first_microbatch(self, batch: Batch, *, scale: tf.Tensor) -> LocalSums:
         """The forward and backward pass of this replica's first microbatch of the step after `counters.step`.
 
-        Changes nothing: moving statistics and counts are as they were.
+        Changes nothing: moving statistics are as they were.
 
         Args:
           batch: this replica's part of that step.
