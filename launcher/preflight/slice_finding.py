@@ -25,7 +25,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step import flops
 from launcher.step.flops import Flops
-from launcher.step.layers import group_size, walk
+from launcher.step.layers import group_sizes
 from launcher.step.trainer import Trainer
 from launcher.step_program import lowering, op_source
 from launcher.step_program.lowering import Lowered, StepProgram
@@ -220,7 +220,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
     model, task = session.model, resolved.recipe.task
     loops = [resolved.microbatches] if resolved.microbatches > 1 else []
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
-    groups = {size for layer, *_ in walk(model) if (size := group_size(layer))}
+    groups = group_sizes(model)
     weight = float(task.nominal_weight_per_example)
     return ModelFacts(
         parameters=model.count_params(),

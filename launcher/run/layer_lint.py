@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from launcher.step import layer_policies
-from launcher.step.layers import walk
+from launcher.step.layers import layers_of
 from launcher.tasks.base import Task
 
 _DIGITS = {"bfloat16": 8, "float16": 11}  # binary ones of a number, the first included
@@ -105,7 +105,7 @@ def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
     is_graph = layer_policies.is_graph(model)
     inputs = keras.tree.flatten((getattr(task, "example", None) or [()])[0])
     rounds = not is_graph and any(one.dtype.is_floating for one in inputs)
-    masks = any(getattr(one.layer, "mask_zero", hasattr(one.layer, "mask_value")) for one in walk(model))
+    masks = any(getattr(one, "mask_zero", hasattr(one, "mask_value")) for one in layers_of(model))
     for found in layer_policies.computing(model):
         layer, dtype = found.layer, found.layer.compute_dtype
         ends = (getattr(layer, "activation", None) or type(layer)).__name__.lower()

@@ -18,7 +18,7 @@ from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
-from launcher.step.layers import group_size, walk
+from launcher.step.layers import group_size, layers_of
 from launcher.tasks import text
 from launcher.tasks.keras_private import synchronize_masked
 from models.normalization import BatchNormalization
@@ -45,7 +45,7 @@ def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> Non
     `note` is told what a person should know. UsageError where the recipe asks for what no layer of the model can do.
     """
     _set_attention(model, plan)
-    for layer in [one for one, *_ in walk(model) if isinstance(one, FeedForward)]:
+    for layer in layers_of(model, FeedForward):
         layer.joined = xla.is_compiling if plan.strategy.accelerator == "gpu" else bool
     _set_rematerialization(model, plan)
     _set_batch_norm(model, plan, note)
@@ -71,7 +71,7 @@ def check_batch_norm(model: keras.Model, plan: RunPlan) -> None:
 
     Groups have to fit a microbatch, and inside a loop or under XLA TensorFlow allows no collective.
     """
-    for layer, *_ in walk(model):
+    for layer in layers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful and plan.num_parts > 1:
             raise UsageError(
                 f"layer {layer.name!r} is stateful: rows of a batch go on from those of the batch before, which works "
@@ -101,15 +101,11 @@ def rematerializing(model: keras.Model) -> list[Any]:
 
 
 def _with_boolean(model: keras.Model, attribute: str) -> list[Any]:
-    return [layer for layer, *_ in walk(model) if isinstance(getattr(layer, attribute, None), bool)]
-
-
-def _attention_layers(model: keras.Model) -> list[Attention]:
-    return [layer for layer, *_ in walk(model) if isinstance(layer, Attention)]
+    return [layer for layer in layers_of(model) if isinstance(getattr(layer, attribute, None), bool)]
 
 
 def _set_attention(model: keras.Model, plan: RunPlan) -> None:
-    requested, layers = plan.recipe.attention, _attention_layers(model)
+    requested, layers = plan.recipe.attention, layers_of(model, Attention)
     if not layers and requested != "auto":
         raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
     card = accelerators.card_of(plan.strategy.gpu_model)
@@ -167,7 +163,7 @@ def _set_rematerialization(model: keras.Model, plan: RunPlan) -> None:
 
 def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> None:
     """Has layers take statistics over all replicas, or not; "auto" is about Keras's own in a compiled Keras model."""
-    for layer in (one for one, *_ in walk(model) if isinstance(one, BatchNormalization)):
+    for layer in layers_of(model, BatchNormalization):
         layer.compiling = xla.is_compiling
     requested, layers = plan.recipe.batch_norm, _with_boolean(model, "synchronized")
     if requested == "auto":
@@ -183,8 +179,8 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
             )
         elif plan.num_parts > 1:
             layer.synchronized = True
-    for one, *_ in walk(model):
-        if isinstance(one, keras.layers.BatchNormalization) and one.synchronized:
+    for one in layers_of(model, keras.layers.BatchNormalization):
+        if one.synchronized:
             synchronize_masked(one)
     if not all(group_size(layer) for layer in layers):
         note(_LOCAL.format(plan.microbatch_size) if requested == "local" else _GLOBAL)
@@ -192,7 +188,7 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
 
 def _described_attention(plan: RunPlan, model: keras.Model) -> dict[str, str]:
     """The form for each kind of attention in a microbatch; no line without attention."""
-    layer = next(iter(_attention_layers(model)), None)
+    layer = next(iter(layers_of(model, Attention)), None)
     if layer is None:
         return {}
     told, why = plan.recipe.attention, layer.form.why

@@ -14,7 +14,7 @@ import keras
 from launcher.data.pipeline import rows_of_replica
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
-from launcher.step.layers import group_size, walk
+from launcher.step.layers import group_size, layers_of
 from launcher.step.moving_statistics import seed_states
 
 
@@ -42,7 +42,7 @@ def finer(
     """The same in pieces that leave less to pad, where no layer has `statistics` of whole pieces or draws numbers for
     them; `note` is told.
     """
-    sizes = {id(one): group_size(layer) for layer, *_ in walk(model) for one in layer.variables if group_size(layer)}
+    sizes = {id(one): group_size(layer) for layer in layers_of(model) for one in layer.variables if group_size(layer)}
     if not plan.rows or seed_states(model) or any(id(one) not in sizes for one in statistics):
         return plan
     unit = math.lcm(*(size or 1 for size in sizes.values()))

@@ -13,7 +13,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.serving import interface, model_file, trained
 from launcher.serving.weights import Weights
-from launcher.step.layers import walk
+from launcher.step.layers import layers_of
 
 
 def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = "saved_model") -> int:
@@ -86,7 +86,7 @@ def _tables(model: keras.Model) -> list[Any]:
     """Tables of the model's own preprocessing layers, which are no variables."""
     return [
         value
-        for layer, *_ in walk(model)
+        for layer in layers_of(model)
         for value in vars(layer).values()
         if isinstance(value, tf.saved_model.experimental.TrackableResource)
     ]

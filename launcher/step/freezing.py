@@ -9,7 +9,7 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.step import layers
-from launcher.step.layers import Placed, walk
+from launcher.step.layers import Placed, layers_of, walk
 
 FREEZE, RATES = "train.freeze", "train.rate_multipliers"
 
@@ -35,7 +35,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     if not patterns:
         return
     frozen = {id(item.layer) for item, _ in _named(FREEZE, dict.fromkeys(patterns, True), model)}
-    for layer, *_ in walk(model):
+    for layer in layers_of(model):
         if id(layer) in frozen or (layer.weights and all(id(weight) in frozen for weight in layer.weights)):
             layer.trainable = False
     for weight in model.weights:

@@ -58,6 +58,11 @@ class Placed(NamedTuple):
         return next(_parts(self.layer), None) is None
 
 
+def layers_of(model: keras.layers.Layer, kind: Any = keras.layers.Layer) -> list[Any]:
+    """All layers of a kind that `walk` finds."""
+    return [layer for layer, *_ in walk(model) if isinstance(layer, kind)]
+
+
 def walk(
     model: keras.layers.Layer, *, enter: Callable[[keras.layers.Layer], bool] = lambda layer: True
 ) -> Iterator[Placed]:
@@ -93,7 +98,7 @@ def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
     """
     global _inside
     if not _inside and parts > 1 and versions.sums_activity_penalties():
-        for layer, *_ in walk(model):
+        for layer in layers_of(model):
             if (penalty := getattr(layer, "activity_regularizer", None)) is not None:
                 _undo.callback(setattr, layer, "activity_regularizer", penalty)
                 layer.activity_regularizer = lambda outputs, penalty=penalty: parts * penalty(outputs)
@@ -109,15 +114,14 @@ def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
 def turn_off_dropout(model: keras.Model) -> contextlib.ExitStack:
     """Turns off dropout, noise and random augmentation until what it returns is closed; before the model is traced."""
     undo = contextlib.ExitStack()
-    for layer, *_ in walk(model):
-        if isinstance(layer, _AUGMENTS):
-            undo.callback(delattr, layer, "call")
-            layer.call = _never_training(layer.call)
-        if isinstance(layer, _RANDOM):
-            for name in _RATES:
-                if isinstance(rate := getattr(layer, name, None), float):
-                    undo.callback(setattr, layer, name, rate)
-                    setattr(layer, name, 0.0)
+    for layer in layers_of(model, _AUGMENTS):
+        undo.callback(delattr, layer, "call")
+        layer.call = _never_training(layer.call)
+    for layer in layers_of(model, _RANDOM):
+        for name in _RATES:
+            if isinstance(rate := getattr(layer, name, None), float):
+                undo.callback(setattr, layer, name, rate)
+                setattr(layer, name, 0.0)
     return undo
 
 
@@ -153,6 +157,11 @@ def group_size(layer: keras.layers.Layer) -> int | None:
     """How many consecutive examples a layer takes its statistics over; None where it has no such groups."""
     size = getattr(layer, "group_size", None)
     return size if isinstance(size, int) and size > 0 else None
+
+
+def group_sizes(model: keras.layers.Layer) -> set[int]:
+    """Those of all layers that have such groups."""
+    return {size for layer in layers_of(model) if (size := group_size(layer))}
 
 
 def _parts(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
-from launcher.step.layers import owners, turn_off_dropout, walk
+from launcher.step.layers import layers_of, owners, turn_off_dropout
 from launcher.step.moving_statistics import is_moving, seed_states
 from launcher.tasks.keras_metrics import arrays, fold_of, halves
 
@@ -131,10 +131,10 @@ def tried(
     rows = min(_ROWS, len(batch[WEIGHT])) // 2 * 2
     with turn_off_dropout(model) as undo:
         undo.callback(put_back)
-        for one, *_ in walk(model):  # what becomes of a row is to be no matter of the others
-            if isinstance(one, keras.layers.BatchNormalization) and one.trainable:
-                one.trainable = False
-                undo.callback(setattr, one, "trainable", True)
+        for one in layers_of(model, keras.layers.BatchNormalization):  # a row is to be no matter of the others
+            for part in (*one.weights, one):  # weights have it from their layer, unless they are frozen by themselves
+                undo.callback(setattr, part, "trainable", part.trainable)
+            one.trainable = False
         for start in _STARTS:
             both = {name: one[:rows] for name, one in batch.items()}
             both |= {name: drawn(one) for name, one in both.items() if start and name != WEIGHT}

@@ -32,7 +32,7 @@ from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.optimizers.several import Part
 from launcher.run.session import Session
-from launcher.step.layers import group_size, walk
+from launcher.step.layers import group_sizes, layers_of
 from launcher.verify.compare import EXACT, Deviation
 from launcher.verify.record import Record
 
@@ -46,11 +46,10 @@ _FLOAT32 = 2.0**-24
 def install(built: Session) -> Data:
     """Turns a session, not traced yet, into the control of its recipe; returns what it is to train on."""
     plan = built.plan
-    groups = {size for layer, *_ in walk(built.model) if (size := group_size(layer))}
     optimizer, unit = built.trainer.optimizer, roundoff(built.model, plan.reduce_dtype)
     for one in optimizer.parts if isinstance(optimizer, Optimizers) else [optimizer]:
         _round_once_more(one, unit, plan.seed)
-    return cast(Data, _Permuted(plan.data, sorted(groups)))
+    return cast(Data, _Permuted(plan.data, sorted(group_sizes(built.model))))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _shuffled(rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def roundoff(model: keras.Model, reduce_dtype: tf.DType) -> float:
     """Half the distance from 1 to the next number, in the narrowest dtype that a gradient passes through."""
-    dtypes = {reduce_dtype.name, *(layer.compute_dtype for layer, *_ in walk(model))}
+    dtypes = {reduce_dtype.name, *(layer.compute_dtype for layer in layers_of(model))}
     return max(_UNIT_ROUNDOFF.get(dtype, _FLOAT32) for dtype in dtypes)
 
 

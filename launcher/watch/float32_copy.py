@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.step import initial_values
-from launcher.step.layers import walk
+from launcher.step.layers import layers_of
 from launcher.tasks.keras_private import forget_names
 
 
@@ -33,7 +33,7 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
         keras.config.set_dtype_policy(policy)
     if copy is source:
         raise UsageError("a second model is needed, in float32: give launcher.fit a function that builds the model")
-    for layer, *_ in walk(copy):
+    for layer in layers_of(copy):
         if layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
             layer.dtype_policy = "float32"
     _check_same(source, copy)

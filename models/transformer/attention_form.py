@@ -81,12 +81,8 @@ class Form:
     def why(self) -> str:
         """The reason for what is chosen."""
         name, least = self.accelerator.upper(), f"{_FROM[self.accelerator]:,}"
-        if self.requested == "kernel":
-            return (
-                "train.attention"
-                if self.proven
-                else f"train.attention; compiled for a {name}, {_SEEN[self.accelerator]}"
-            )
+        if self.requested == "kernel" and not self.proven:
+            return f"train.attention; compiled for a {name}, {_SEEN[self.accelerator]}"
         if self.requested != "auto":
             return "train.attention"
         kernel = attention_kernel.KERNELS.get(self.accelerator)
