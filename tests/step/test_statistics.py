@@ -11,6 +11,7 @@ from keras import layers, ops
 
 import launcher
 from launcher.errors import UsageError
+from launcher.step import statistics
 
 pytestmark = pytest.mark.slow
 
@@ -199,3 +200,13 @@ def test_an_input_that_is_optional_may_be_none(tmp_path):
     found = of_launcher(build, ([None, X], Y), tmp_path, epochs=1)
     for one, other in zip(model.get_weights(), found.get_weights(), strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+
+
+def test_a_weight_that_is_frozen_by_itself_stays_so_where_states_are_tried():
+    normal, meter = layers.BatchNormalization(), Meter()
+    model = keras.Sequential([keras.Input((3,)), normal, meter])
+    normal.gamma.trainable = False
+    batch = {"x": tf.constant(X[:8]), "weight": tf.ones([8])}
+    found = statistics.tried(model, [meter.rows], batch, lambda part: model(part["x"], training=True))
+    assert [one.fold for one in found] == ["sum"]
+    assert (normal.trainable, normal.beta.trainable, normal.gamma.trainable) == (True, True, False)
