@@ -44,13 +44,9 @@ def device_files(context: Context) -> list[str]:
 
 
 def count(context: Context) -> int:
-    """How many of NVIDIA's GPUs this process may use, by the driver's files and CUDA_VISIBLE_DEVICES."""
-    return len(_chosen(context))
-
-
-def _chosen(context: Context) -> Mapping[str, NvidiaGpu]:
-    there = _listed(context) or [NvidiaGpu(str(number)) for number in range(len(device_files(context)))]
-    return choose(context.environ.get(VARIABLE), there)
+    """How many of NVIDIA's GPUs this process may use, by the driver, or its files, and CUDA_VISIBLE_DEVICES."""
+    there = _listed(context) or [NvidiaGpu(name) for name in device_files(context)]
+    return len(choose(context.environ.get(VARIABLE), there))
 
 
 def faults(context: Context) -> Iterator[Finding]:
@@ -126,16 +122,17 @@ def can_be_used(context: Context, name: str, capability: list[int] | None) -> Fi
 def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
     """Why TensorFlow lists none of the GPUs that are there, and what to install; nothing if `quiet` and none is."""
     there, listed = device_files(context), _listed(context)
-    count, hidden = max(len(there), len(listed)), context.environ.get(VARIABLE)
-    if not count:
+    found = max(len(there), len(listed))
+    if not found:
         if not quiet:
             yield ok("CPU only")
         return
-    if not _chosen(context):
-        yield warn(f"{count} GPU(s) hidden by {VARIABLE}={hidden!r}", "unset it to use them")
+    if not count(context):
+        hidden = context.environ.get(VARIABLE)
+        yield warn(f"{found} GPU(s) hidden by {VARIABLE}={hidden!r}", "unset it to use them")
         return
     words = [f"{gpu.name}, compute capability {gpu.capability or 'not known'}, driver {gpu.driver}" for gpu in listed]
-    seen = "; ".join([f"{count} NVIDIA GPU(s)", *dict.fromkeys(words)])
+    seen = "; ".join([f"{found} NVIDIA GPU(s)", *dict.fromkeys(words)])
     build = context.says("build").values
     if not build.get("is_cuda_build"):
         capability = [int(number) for number in re.findall(r"\d+", listed[0].capability)] if listed else []

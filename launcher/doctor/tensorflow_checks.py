@@ -77,14 +77,15 @@ def _of_jax(context: Context) -> Iterator[Finding]:
     """Of the GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
     if not nvidia.count(context):
         raise Skip("no GPU")
-    answer, values = context.says("jax_gpus"), context.says("jax_gpus").values
+    answer = context.says("jax_gpus")
+    values = answer.values
     if answer.problem:
         yield warn(f"--engine=pjrt: {answer.problem}", f"see nvidia-smi; {installation.command('jax_cuda12')}")
     else:
-        seen = (
-            f"--engine=pjrt: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each"
+        yield ok(
+            f"--engine=pjrt: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each "
+            "(gpu.memory_share); each multiplies rightly, and an all-reduce adds up"
         )
-        yield ok(f"{seen} (gpu.memory_share); each multiplies rightly, and an all-reduce adds up")
 
 
 @check("--gin_file loads")

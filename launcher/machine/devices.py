@@ -103,8 +103,8 @@ class StrategyPlan:
 
 def of_gpus(gpus: Sequence[Gpu]) -> dict[str, Any]:
     """What a plan says of the GPUs that it uses."""
-    capabilities = [gpu.compute_capability for gpu in gpus if gpu.compute_capability]
-    least = min(capabilities) if capabilities and len(capabilities) == len(gpus) else None
+    capabilities: list[Any] = [gpu.compute_capability for gpu in gpus]
+    least = None if None in capabilities else min(capabilities, default=None)
     return {"compute_capability": least, "gpu_model": gpus[0].model if gpus else ""}
 
 

@@ -209,7 +209,8 @@ class Mode:
 
 
 _DEVICES = ("strategy", "replicas", "tpu")
-_READS_FILES = dict.fromkeys(_DEVICES, "reads files only; leave it out")
+_NEEDS_NOTHING: dict[str, Any] = {"needs_recipe": False, "needs_tensorflow": False, "shows_plan": True}
+_READS_FILES = {"refuses": dict.fromkeys(_DEVICES, "reads files only; leave it out"), **_NEEDS_NOTHING}
 
 MODES: dict[str, Mode] = {
     mode.name: mode
@@ -251,36 +252,16 @@ MODES: dict[str, Mode] = {
             "doctor",
             "examines this machine, also without a recipe",
             request=DoctorRequest,
-            needs_recipe=False,
-            needs_tensorflow=False,
-            shows_plan=True,
+            **_NEEDS_NOTHING,
         ),
-        Mode(
-            "report",
-            "writes report.html from what is in --model_dir",
-            refuses=_READS_FILES,
-            needs_recipe=False,
-            needs_tensorflow=False,
-            shows_plan=True,
-        ),
+        Mode("report", "writes report.html from what is in --model_dir", **_READS_FILES),
         Mode(
             "clean",
             "deletes the folders of launcher.fit without model_dir, in runs/fit or --model_dir",
             module="fit_folders",
-            refuses=_READS_FILES,
-            needs_recipe=False,
-            needs_tensorflow=False,
-            shows_plan=True,
+            **_READS_FILES,
         ),
-        Mode(
-            "compare",
-            "compares the runs in the folders that it is given",
-            request=CompareRequest,
-            refuses=_READS_FILES,
-            needs_recipe=False,
-            needs_tensorflow=False,
-            shows_plan=True,
-        ),
+        Mode("compare", "compares the runs in the folders that it is given", request=CompareRequest, **_READS_FILES),
     )
 }
 

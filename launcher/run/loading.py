@@ -163,8 +163,6 @@ class Machine:
         policy, why = plan.policy_of(recipe, devices)
         if self._set_up_for is not None:
             devices = dataclasses.replace(devices, notes=(*devices.notes, *settings_left(devices)))
-        # One layer in float16 is enough for gradients to underflow.
-        in_float16 = "mixed_float16" in (policy, *recipe.precision_overrides.values())
         data = open_data(recipe.task)
         resolved = RunPlan(
             recipe=recipe,
@@ -173,7 +171,7 @@ class Machine:
             strategy=devices,
             policy=policy,
             policy_why=why,
-            loss_scale=precision.resolve_loss_scale(recipe.loss_scale, "mixed_float16" if in_float16 else policy),
+            loss_scale=precision.resolve_loss_scale(recipe.loss_scale, policy),  # until the layers say more
             reduce_dtype=precision.resolve_reduce_dtype(recipe.reduce_dtype, policy),
             total_steps=recipe.total_steps(data),
             eval_batch_size=recipe.eval_batch_size or recipe.global_batch_size,

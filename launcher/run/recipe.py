@@ -72,9 +72,8 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_least("Checkpoints", self, keep=1, every_minutes=0, keep_every_hours=0)
-        known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "save_model": SAVE_MODEL}
-        known["on_changed_program"] = (*ON_ERROR, "fresh")
-        _check_known("Checkpoints", self, known)
+        known = {"on_error": ON_ERROR, "on_changed_data": ON_ERROR, "on_changed_program": (*ON_ERROR, "fresh")}
+        _check_known("Checkpoints", self, {**known, "save_model": SAVE_MODEL})
 
 
 @gin.configurable("train")

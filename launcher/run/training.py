@@ -477,8 +477,7 @@ def _peak_flops(plan: RunPlan) -> float | None:
     if plan.strategy.accelerator != "gpu" or not plan.policy.startswith("mixed"):
         return None
     card = accelerators.card_of(plan.strategy.gpu_model)
-    peak = None if card is None else card.tensor_flops
-    return peak.value if peak else None
+    return card.tensor_flops.value if card else None
 
 
 def _make_model_dir(model_dir: str) -> None:

@@ -145,11 +145,12 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any], undo: con
     """Puts `replacement` of what an owner has, or inherits, in its place, until all replicas are traced."""
     own = name in vars(owner)
     real = getattr(owner, name)
-    (type if isinstance(owner, type) else object).__setattr__(owner, name, no_autograph(replacement(real)))
+    kind = type if isinstance(owner, type) else object
+    kind.__setattr__(owner, name, no_autograph(replacement(real)))
     if own:
-        undo.callback((type if isinstance(owner, type) else object).__setattr__, owner, name, real)
+        undo.callback(kind.__setattr__, owner, name, real)
     else:
-        undo.callback((type if isinstance(owner, type) else object).__delattr__, owner, name)
+        undo.callback(kind.__delattr__, owner, name)
 
 
 def _unless_tracing(real: Any) -> Any:
@@ -158,10 +159,7 @@ def _unless_tracing(real: Any) -> Any:
 
 
 def _seeds(seeds: Callable[[], Any], real: Any) -> Any:
-    def global_seed_generator() -> keras.random.SeedGenerator:
-        return seeds() or real()
-
-    return global_seed_generator
+    return lambda: seeds() or real()
 
 
 def _drawn(seeds: Callable[[], Any], stateless: Any, real: Any) -> Any:
@@ -195,9 +193,9 @@ def _called(real: Any) -> Any:
     """Of a `tf.function`."""
 
     def call(function: Any, *args: Any, **rest: Any) -> Any:
-        return (
-            call_converted(function.python_function, *args, **rest) if _tracing.get() else real(function, *args, **rest)
-        )
+        if not _tracing.get():
+            return real(function, *args, **rest)
+        return call_converted(function.python_function, *args, **rest)
 
     return call
 

@@ -44,14 +44,10 @@ def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime, default=None)
     events = json.loads(gzip.decompress(newest.read_bytes()))["traceEvents"] if newest else []
     # Beside a GPU's streams stand others that say the same by module and by operation.
-    streams = {
-        (one["pid"], one["tid"])
-        for one in events
-        if one.get("name") == "thread_name" and "Stream" in one["args"]["name"]
-    }
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one.get("name") == "thread_name"}
     found: dict[str, list[float]] = collections.defaultdict(list)
     for one in events:
-        if one.get("ph") == "X" and (one["pid"], one["tid"]) in streams:
+        if one.get("ph") == "X" and "Stream" in names.get((one["pid"], one["tid"]), ""):
             found[one["name"]].append(one["dur"])
     ranked = sorted(found.items(), key=lambda item: -sum(item[1]))[:10]
     return [(name, len(times), sum(times) / 1e3 / num_steps) for name, times in ranked]
@@ -69,6 +65,11 @@ class ProfileSteps(Action):
     def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None], *, is_engine: bool):
         self._steps, self._folder, self._note = steps, folder, note
         self._is_engine, self._kernels = is_engine, list[tuple[str, int, float]]()
+        self._start, self._stop = tf.profiler.experimental.start, tf.profiler.experimental.stop
+        if is_engine:
+            import jax  # which need not be there
+
+            self._start, self._stop = jax.profiler.start_trace, jax.profiler.stop_trace
         self._is_due = self._is_open = False
 
     def steps_until_due(self, step: int) -> int | None:
@@ -79,12 +80,7 @@ class ProfileSteps(Action):
         if self._folder is None or not self._is_due or self._is_open:
             return
         try:
-            if self._is_engine:
-                import jax  # which need not be there
-
-                jax.profiler.start_trace(self._folder)
-            else:
-                tf.profiler.experimental.start(self._folder)
+            self._start(self._folder)
             self._is_open = True
         except (tf.errors.OpError, OSError, RuntimeError) as error:  # another profiler runs in this process
             self._give_up(error)
@@ -99,13 +95,9 @@ class ProfileSteps(Action):
         self._is_open = False
         try:
             first, last = self._steps
+            self._stop()
             if self._is_engine:
-                import jax
-
-                jax.profiler.stop_trace()
                 self._kernels = kernels(Path(str(self._folder)), last - first + 1)
-            else:
-                tf.profiler.experimental.stop()
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             self._give_up(error)
         else:
