@@ -124,8 +124,7 @@ def _jax_gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     alone = resolve({})
     found = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone, None)
     jax, count = found.jax, len(found.all)
-    spread = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(found.all), "x"), jax.sharding.PartitionSpec("x"))
-    ones = jax.device_put(np.ones((count, 256, 256), np.float32), spread)
+    ones = jax.device_put(np.ones((count, 256, 256), np.float32), jax_devices.spread(jax, found.all))
     if (total := float(jax.jit(lambda one: (one @ one).sum())(ones))) != count * 256.0**3:
         raise RuntimeError(f"the GPUs multiply or add up wrongly: the sum is {total}, not {count * 256.0**3}")
     return {"model": found.all[0].device_kind, "count": count, "bytes": found.memory_bytes}

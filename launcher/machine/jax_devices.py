@@ -184,13 +184,17 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, 
     return dataclasses.replace(devices, all=tuple(found), local=tuple(one for one in found if one in local))
 
 
+def spread(jax: Any, devices: Sequence[Any]) -> Any:
+    """The sharding of an array whose first axis is divided among the devices."""
+    return jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), "x"), jax.sharding.PartitionSpec("x"))
+
+
 def in_order_of_workers(jax: Any, devices: Sequence[Any], index: int) -> list[Any]:
     """One worker's devices after the other's; `index` is this one's, and all ask at once.
 
     A TPU counts processes by its topology, so that each worker has to tell its own.
     """
-    spread = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), "x"), jax.sharding.PartitionSpec("x"))
-    told = jax.make_array_from_callback((len(devices),), spread, lambda _: np.array([index], np.int32))
+    told = jax.make_array_from_callback((len(devices),), spread(jax, devices), lambda _: np.array([index], np.int32))
     workers = dict(zip(devices, whole(told).tolist(), strict=True))
     return sorted(devices, key=lambda device: (workers[device], device.id))
 

@@ -12,11 +12,7 @@ def run(request: CompareRequest) -> int:
     """Prints the table of what differs and writes compare.html."""
     if len(request.run) < 2:
         raise UsageError("--mode=compare: name two folders or more, such as runs/one runs/other")
-    folders = [run_folder.read(path) for path in request.run]
-    for path, folder in zip(request.run, folders, strict=True):
-        if not folder.is_run:
-            what = "nothing of a run is in it" if os.path.isdir(path) else "there is no such folder"
-            raise UsageError(f"--mode=compare: {path}: {what}; name the folder that a run wrote to")
+    folders = [run_folder.read_run(path, f"--mode=compare: {path}") for path in request.run]
     compared = comparison.ComparedRuns.of(folders)
     show_table([row[:6] for row in compared.rows()], make_console(total_steps=1))  # the page has all
     target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)

@@ -11,10 +11,7 @@ def run(request: Request) -> int:
     """Writes the page and prints where it is."""
     if request.model_dir is None and not request.gin_file:
         raise UsageError("--mode=report: say of which folder, such as --model_dir=runs/resnet_cpu")
-    folder = run_folder.read(request.run_dir)
-    if not folder.is_run:
-        what = "nothing of a run is in it" if os.path.isdir(request.run_dir) else "there is no such folder"
-        raise UsageError(f"--model_dir={request.run_dir}: {what}; name the folder that a run wrote to")
+    run_folder.read_run(request.run_dir, f"--model_dir={request.run_dir}")
     if request.dry_run:
         print(f"would write {os.path.join(request.run_dir, report.FILE_NAME)}")
         return EXIT_DONE

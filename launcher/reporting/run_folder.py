@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import gin_files
+from launcher.errors import UsageError
 from launcher.reporting import attempts, metrics_file, strict_json, summary
 
 RECORD = "run.json"
@@ -192,6 +193,15 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
         samples=strict_json.read_object(path / SAMPLES),
     )
+
+
+def read_run(model_dir: str, asked: str) -> RunFolder:
+    """The same of a folder that has to be a run's; UsageError, beginning with what `asked` for it, where it is none."""
+    folder = read(model_dir)
+    if not folder.is_run:
+        what = "nothing of a run is in it" if folder.path.is_dir() else "there is no such folder"
+        raise UsageError(f"{asked}: {what}; name the folder that a run wrote to")
+    return folder
 
 
 def read_record(path: Path) -> RunRecord | None:

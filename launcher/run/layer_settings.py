@@ -109,7 +109,7 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     if not layers and requested != "auto":
         raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
     card = accelerators.card_of(plan.strategy.gpu_model)
-    proven = card is not None and bool(card.attention_kernel) and plan.is_compiled
+    proven = bool(card and card.attention_kernel and plan.is_compiled)
     for layer in layers:
         layer.form = Form(
             requested=requested, accelerator=plan.strategy.accelerator, proven=proven, compiling=xla.is_compiling

@@ -123,13 +123,13 @@ def settle(
     then = _recorded(store, now) if store.is_chief or not from_chief else {}
     if from_chief:
         then = FromChief(trainer.strategy, is_chief=store.is_chief).message(then)
-    stop, note = (_changes(then[kind], now[kind]) if then else [] for kind in ("stop", "note"))
-    if _FIRST in then.get("stop", {}):
+    stop, note = (_changes(then[kind], now[kind]) for kind in ("stop", "note"))
+    if _FIRST in then["stop"]:
         now["stop"].setdefault(_FIRST, then["stop"][_FIRST])
     is_another = trainer.workers.any(bool(stop))
     changes = [*dict.fromkeys([*stop, *note])] or ["on another worker"] * is_another
-    if not then or not changes:
-        return then.get("why", ""), {}
+    if not changes:
+        return then["why"], {}
     what = f"the program is not what it was at step {then['step']}"
     if is_another and on_changed == "stop":
         raise UsageError(
@@ -147,7 +147,7 @@ def settle(
 
 
 def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
-    """What the newest checkpoint says of its program; nothing where there is none, or it will be found damaged."""
+    """What the newest checkpoint says of its program; the same where there is none, or it will be found damaged."""
     with contextlib.suppress(CheckpointReadError):
         for step in store.steps()[-1:]:
             run, why = store.manifest(step).get("run") or {}, ""
@@ -156,7 +156,7 @@ def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
                 why = "the program of the checkpoint is not recorded, or by other versions; it is taken to be this one"
                 then = {**now, "stop": now["stop"] | {name: text_of(run[name]) for name in now["stop"] if name in run}}
             return {**then, "stop": {_POLICY: then["note"][_POLICY], **then["stop"]}, "step": step, "why": why}
-    return {}
+    return {**now, "step": 0, "why": ""}
 
 
 def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
