@@ -84,5 +84,10 @@ def uniform(seeds: tf.Tensor, count: int, *, purpose: int) -> tf.Tensor:
     counter = (tf.bitcast(counter[0], tf.uint64), *counter[1:])
     words = tf.stack(philox((key[:, :1], key[:, 1:]), counter), axis=-1)
     words = tf.reshape(words, [-1, 4 * blocks])[:, :count]
+    return as_uniform(words)
+
+
+def as_uniform(words: tf.Tensor) -> tf.Tensor:
+    """float32 in [0, 1) of random 32-bit words, which uint64 hold."""
     # A float32 holds 24 bits exactly: more of the word would round up to 1.
     return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint64)), tf.float32) * 2.0**-24

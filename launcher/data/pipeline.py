@@ -52,10 +52,10 @@ class Shard:
     """
 
     global_batch_size: int  # examples of one step over all replicas; divisible by `num_replicas`, or `rows` are given
-    num_replicas: int  # in sync over all hosts
-    first_replica: int  # global index of this host's first replica
-    local_replicas: int  # replicas this host feeds
     seed: int  # the run's
+    num_replicas: int = 1  # in sync over all hosts
+    first_replica: int = 0  # global index of this host's first replica
+    local_replicas: int = 1  # replicas this host feeds
     start_step: int = 0
     in_this_process: bool = True
     rows: int = 0  # of each replica's batch, padding included; 0 for its even share, see `rows_of_replica`

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from launcher.data.philox import philox, split_words
+from launcher.data.philox import as_uniform, philox, split_words
 
 Cache = Any
 Step = Callable[[tf.Tensor, tf.Tensor, Cache], tuple[tf.Tensor, Cache]]
@@ -95,8 +95,7 @@ def _uniform(seed: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     key = split_words(seed[0])[0], split_words(seed[1])[0]
     zero = tf.zeros([], tf.uint64)
     words, *_ = philox(key, (split_words(tf.range(rows))[0], split_words(index)[0], zero, zero))
-    # A float32 holds 24 bits exactly: more of the word would round up to 1.
-    return tf.cast(tf.bitwise.right_shift(words, tf.constant(8, tf.uint64)), tf.float32) * 2.0**-24
+    return as_uniform(words)
 
 
 def nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 
-from launcher.machine.child_process import kill_group
+from launcher.machine.child_process import ignore_signals, kill_group
 
 JOB = "LAUNCHER_JOB"
 
@@ -50,8 +50,7 @@ def marked(is_mark: Callable[[bytes], bool]) -> list[int]:
 
 def main(job: str, folder: str) -> None:
     """Waits for the supervisor's end; then leaves no process of `job`, and no `folder`."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     groups: list[int] = []
     for line in sys.stdin:
         groups = [int(word) for word in line.split()]

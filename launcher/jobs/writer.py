@@ -34,8 +34,7 @@ def write_all(descriptor: int, content: bytes) -> None:
 def main() -> None:
     """Writes until the input ends."""
     # What a terminal or a scheduler sends to all is for the supervisor, whose last words are to be written.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    child_process.ignore_signals()
     # Killed, it cannot end its writers: a little time for what it had said, also to one that waits for a reader.
     signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_LAST_SECONDS))
     child_process.signal_at_parents_end(signal.SIGUSR1)

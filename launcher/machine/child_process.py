@@ -72,6 +72,12 @@ def helper(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", program, *arguments]
 
 
+def ignore_signals() -> None:
+    """Goes on whatever a terminal or a scheduler sends to all processes."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)

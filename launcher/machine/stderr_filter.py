@@ -6,7 +6,6 @@ Imports nothing but the standard library: it is a `child_process.helper`.
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,8 +58,7 @@ def without_early_log() -> Iterator[None]:
 def main(pattern: str) -> None:
     """Copies standard input to standard output, line by line, until it ends."""
     # What is sent to all processes must not take away the last words of the one that this one writes for.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    child_process.ignore_signals()
     known = re.compile(pattern.encode())
     for line in sys.stdin.buffer:
         if not known.fullmatch(line.rstrip(b"\r\n")):

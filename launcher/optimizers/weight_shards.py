@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -164,6 +165,6 @@ def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-def bytes_of(variables: Sequence[WeightShard | keras.Variable]) -> int:
-    """Bytes of the variables, or shards of them, together."""
+def bytes_of(variables: Sequence[Any]) -> int:
+    """Bytes of variables, of shards of them, or of whatever has a shape and a dtype, together."""
     return sum(math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in variables)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -128,10 +127,7 @@ class MetricsFile:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 _heal(self._path)
                 self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            size = os.fstat(self._descriptor).st_size
-            if os.write(self._descriptor, line) != len(line):
-                os.ftruncate(self._descriptor, size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            strict_json.append_bytes(self._descriptor, line)
             self._waiting.popleft()
 
 

@@ -77,11 +77,17 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
-        if os.write(descriptor, line) != len(line):
-            os.ftruncate(descriptor, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_bytes(descriptor, line)
     finally:
         os.close(descriptor)
+
+
+def append_bytes(descriptor: int, line: bytes) -> None:
+    """Writes all of a line at the end of a file, in one write, or nothing; OSError where the disk refuses it."""
+    size = os.fstat(descriptor).st_size
+    if os.write(descriptor, line) != len(line):
+        os.ftruncate(descriptor, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _plain(value: Any, name: str, non_finite: list[str]) -> Any:

@@ -135,8 +135,7 @@ class Evaluator:
             return self._samples
         if self._sample_batch is None:
             count = min(self._task.num_samples, self._data.num_eval_examples or 0)
-            shard = Shard(global_batch_size=count, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
-            self._sample_batch = next(iter(self._data.eval_batches(shard)))
+            self._sample_batch = next(iter(self._data.eval_batches(Shard(global_batch_size=count, seed=0))))
         return self._task.samples(self._model, self._sample_batch)
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:

@@ -129,8 +129,6 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
         shard = Shard(
             global_batch_size=size,
             num_replicas=replicas,
-            first_replica=0,
-            local_replicas=1,
             seed=plan.seed,
             rows=plan.per_replica_batch_size,
         )
@@ -145,8 +143,7 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
     if plan.num_parts == 1 or initial_values.are_left_out() or not statistics.unknown(model, assigned):
         return [*map(statistics.usual, assigned)]
     task, size = plan.recipe.task, plan.recipe.global_batch_size
-    shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=plan.seed)
-    batch = next(iter(plan.data.train_batches(shard)))
+    batch = next(iter(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
     found = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
     task.counts_rows = any(one.fold in ("sum", "rows") for one in found)
     return found

@@ -117,7 +117,7 @@ def _ancestors(tensors: Sequence[tf.Tensor]) -> set[int]:
 def _seen_in_loss(model: keras.Model, plan: RunPlan) -> tuple[Any, dict[int, str]]:
     """What the task's loss() calls the model with, as a structure of tensors, and their names."""
     size = plan.per_replica_batch_size
-    shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=plan.seed)
+    shard = Shard(global_batch_size=size, seed=plan.seed)
     calls = _Calls(model)
     seen: dict[int, str] = {}
 

@@ -208,9 +208,8 @@ class State:
     def _whole(self, variable: tf.Variable | keras.Variable) -> np.ndarray:
         shard = self.shard_of(variable)
         if shard is None:
-            value = variable if isinstance(variable, tf.Variable) else variable.value
             # The tensor shares the variable's memory, of which `numpy` makes the one copy.
-            return np.asarray(tf.convert_to_tensor(value).numpy())
+            return np.asarray(tf.convert_to_tensor(plain(variable)).numpy())
         if self._engine is not None:
             return self._source(variable)(None)
         copies = self._copies(variable)
@@ -225,8 +224,7 @@ class State:
 
     def _source(self, variable: tf.Variable | keras.Variable) -> Source:
         """What makes a variable's value, on whatever it is beside the variable."""
-        value = variable if isinstance(variable, tf.Variable) else variable.value
-        if (found := self._sources.get(id(value))) is not None:
+        if (found := self._sources.get(id(plain(variable)))) is not None:
             return found
         if self._engine is not None and (shard := self.shard_of(variable)) is not None:
             one = self._copies(variable)[0]
@@ -234,7 +232,7 @@ class State:
         return whole_of(lambda: self._whole(variable))
 
     def _put(self, variable: tf.Variable | keras.Variable, value: np.ndarray | Source) -> None:
-        shard, key = self.shard_of(variable), id(variable if isinstance(variable, tf.Variable) else variable.value)
+        shard, key = self.shard_of(variable), id(plain(variable))
         if self._engine is None and callable(value):
             value = value(None)
         if callable(value) or (shard is not None and self._engine is not None):
@@ -249,8 +247,7 @@ class State:
 
     def _copies(self, variable: tf.Variable | keras.Variable) -> Sequence[tf.Variable]:
         """The copies of this worker's replicas."""
-        value = variable if isinstance(variable, tf.Variable) else variable.value
-        return self._strategy.experimental_local_results(value)
+        return self._strategy.experimental_local_results(plain(variable))
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What of a snapshot is another one where a run starts with other weights than the initial ones.
@@ -306,6 +303,11 @@ class State:
         variables = self.variables()
         for name, value in values:
             self._put(variables[name], value)
+
+
+def plain(variable: tf.Variable | keras.Variable) -> Any:
+    """TensorFlow's own variable of one of Keras's; another as it is."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def _cast(source: Source, dtype: Any) -> Source:

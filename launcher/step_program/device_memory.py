@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import tensorflow as tf
-
 from launcher.errors import UsageError
+from launcher.optimizers.weight_shards import bytes_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
 from launcher.step_program.lowering import StepProgram
@@ -27,9 +25,7 @@ def check(statistics: Any, program: StepProgram, plan: RunPlan, offered: int) ->
     needed = arguments + kept + statistics.temp_size_in_bytes
     if needed <= offered:
         return
-    batch = sum(
-        math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in program.arguments if one.kind == "batch"
-    )
+    batch = bytes_of([one for one in program.arguments if one.kind == "batch"])
     state, size = arguments - batch, plan.per_replica_batch_size
     # What grows with the rows of a microbatch, and with those of the whole batch.
     rows = plan.microbatch_size * (offered - arguments) / (needed - arguments)

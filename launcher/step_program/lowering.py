@@ -22,7 +22,7 @@ from launcher.machine import xla
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
 from launcher.step import initial_values
-from launcher.step.state import LIMITS, unique_name, weight_names
+from launcher.step.state import LIMITS, plain, unique_name, weight_names
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
 
@@ -112,7 +112,6 @@ def whole_shard(plan: plan_lib.RunPlan) -> Shard:
     return Shard(
         global_batch_size=plan.recipe.global_batch_size,
         num_replicas=plan.strategy.num_replicas,
-        first_replica=0,
         local_replicas=plan.strategy.num_replicas,
         seed=plan.seed,
         rows=plan.per_replica_batch_size,
@@ -276,7 +275,7 @@ def _with_unsaved(model: keras.Model, named: dict[str, tf.Variable | keras.Varia
     for variable in model.variables:
         if id(variable) not in known:
             named[unique_name(f"model/{variable.path}", named)] = variable
-    return {name: variable if isinstance(variable, tf.Variable) else variable.value for name, variable in named.items()}
+    return {name: plain(variable) for name, variable in named.items()}
 
 
 def _arguments(

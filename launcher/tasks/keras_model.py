@@ -251,8 +251,7 @@ class KerasTask(Task):
     def _first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
         size = getattr(self.data(), "batch_size", self.tried)
-        shard = Shard(global_batch_size=size, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
-        batch = next(iter(self.data().train_batches(shard)))
+        batch = next(iter(self.data().train_batches(Shard(global_batch_size=size, seed=0))))
         return self._packed({key: tf.concat([part, part][: 1 + size % 2], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -13,7 +13,6 @@ from launcher.machine.tensorflow_import import import_tensorflow
 import_tensorflow()  # before the others, which import it as Python does: slower
 
 import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
@@ -21,6 +20,7 @@ from launcher.machine import child_process, cluster, exit_barrier, jax_devices  
 from launcher.run import loading, session  # noqa: E402
 from launcher.run.start import starting_point  # noqa: E402
 from launcher.step.layers import turn_off_dropout  # noqa: E402
+from launcher.step.state import plain  # noqa: E402
 from launcher.step.trainer import StepRecords  # noqa: E402
 from launcher.tasks.base import Decodes, folded, metric_results  # noqa: E402
 from launcher.verify import control  # noqa: E402
@@ -112,8 +112,7 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part
-        value = variable if isinstance(variable, tf.Variable) else variable.value
-        copies = built.strategy.experimental_local_results(value)
+        copies = built.strategy.experimental_local_results(plain(variable))
         for digests, copy in zip(found, copies, strict=True):
             digests[name] = digest(copy.numpy())
     return tuple(found)
