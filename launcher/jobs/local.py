@@ -61,7 +61,7 @@ class LocalBackend:
         self._standby = standby
         self._spares: list[Spare] = []
         self._has_told_of_spares = False
-        self._gpus = divide_gpus(visible_gpus(environ), job.workers, "workers")
+        self._gpus = divide_gpus(nvidia.names(environ), job.workers, "workers")
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._guard: subprocess.Popen[bytes] | None = None
@@ -376,11 +376,6 @@ def _trains(worker: LocalWorker) -> bool:
     if report is None or report.step is None or report.first_step is None:
         return False
     return report.step > report.first_step
-
-
-def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """GPUs that this job may use, as CUDA_VISIBLE_DEVICES names them."""
-    return [*nvidia.choose(environ.get(nvidia.VARIABLE), nvidia.listed(environ) or None)]
 
 
 def divide_gpus(gpus: list[str], count: int, flag: str) -> list[list[str]]:

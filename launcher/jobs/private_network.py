@@ -18,8 +18,7 @@ from absl import flags
 from launcher.config import gin_files
 from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
-from launcher.jobs.local import visible_gpus
-from launcher.machine import gce
+from launcher.machine import gce, nvidia
 from launcher.machine.child_process import run_forked
 from launcher.modes import Request
 
@@ -49,7 +48,7 @@ def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, 
     """
     if wanted == "off" or job.workers == 1:
         return None
-    if wanted == "auto" and (job.on_event or visible_gpus(environ) or _needs_network(job.arguments, request, environ)):
+    if wanted == "auto" and (job.on_event or nvidia.names(environ) or _needs_network(job.arguments, request, environ)):
         return None
     if refusal := _refusal():
         if wanted == "auto":

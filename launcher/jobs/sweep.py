@@ -21,7 +21,7 @@ from launcher.config import gin_files
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.jobs import agent, backends, local, supervisor
 from launcher.jobs.output import JobConsole
-from launcher.machine import child_process
+from launcher.machine import child_process, nvidia
 from launcher.machine.cluster.claim import whole_number
 from launcher.modes import compare
 from launcher.reporting import comparison, run_folder
@@ -69,13 +69,13 @@ def run(options: flags.FlagValues, model_dir: str, console: JobConsole, *given: 
     trials = _trials(options.sweep or "", model_dir, *given)
     if (task := "SLURM_ARRAY_TASK_ID") in os.environ:
         trials = [trials[whole_number(os.environ, task, most=len(trials) - 1, advice="give sbatch --array this range")]]
-    gpus = local.divide_gpus(local.visible_gpus(os.environ), options.at_once, "at_once")
+    gpus = local.divide_gpus(nvidia.names(os.environ), options.at_once, "at_once")
     if options.dry_run:
         sys.stdout.write("".join(f"{shlex.join(trial.command)}\n" for trial in trials))
         return EXIT_DONE
     done = [trial for trial in trials if trial.is_done()]
     console.note("\n".join(trial.said("done before") for trial in done))
-    shares = [{"CUDA_VISIBLE_DEVICES": ",".join(names)} for names in gpus] or [{}] * options.at_once
+    shares = [{nvidia.VARIABLE: ",".join(names)} for names in gpus] or [{}] * options.at_once
     codes = _run([trial for trial in trials if trial not in done], shares, console)
     console.close()  # so that the table comes after it
     runs = [found for trial in trials if (found := run_folder.read(trial.folder)).is_run]

@@ -72,6 +72,11 @@ def visible(environ: Mapping[str, str]) -> list[NvidiaGpu]:
     return [*found.values()][: 1 if any(name.startswith("MIG-") for name in found) else None]
 
 
+def names(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs that this process may give to others, as its variable names them."""
+    return [*choose(environ.get(VARIABLE), listed(environ) or None)]
+
+
 def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, NvidiaGpu]:
     """What CUDA makes of its variable: GPUs by their names in it; None for a machine of which nothing is known.
 

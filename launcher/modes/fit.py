@@ -158,6 +158,7 @@ def fit(
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)
     backups = [one.save_freq for one in all_callbacks if isinstance(one, keras_callbacks.BACKUPS)]
+    policy = keras.config.dtype_policy()
     call = FitCall(
         settings={
             "task": task,
@@ -168,14 +169,13 @@ def fit(
             # What a BackupAndRestore is for, the run's own checkpoints do.
             **({"checkpoint_every": an_epoch if backups[0] == "epoch" else int(backups[0])} if backups else {}),
             # A program that is not changed computes as it did.
-            "precision": keras.config.dtype_policy().name,
+            "precision": policy.name,
             "strategy": strategy if isinstance(strategy, str) else "auto",
             **settings,
         },
         model_dir=model_dir,
         replicas=replicas,
     )
-    policy = keras.config.dtype_policy()
     try:
         with _ends(unnamed):
             history.model_dir = handler(call)

@@ -102,8 +102,7 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
     if topology.workers == 1:
         return [base]
     addresses = [f"127.0.0.1:{port}" for port in free_ports(topology.workers)]
-    visible = [*nvidia.choose(environ.get(nvidia.VARIABLE), nvidia.listed(environ) or None)]
-    visible = visible or [*map(str, range(topology.workers))]
+    visible = nvidia.names(environ) or [*map(str, range(topology.workers))]
     found = []
     for rank in range(topology.workers):
         gpu = {nvidia.VARIABLE: visible[rank]} if num_gpus else {}

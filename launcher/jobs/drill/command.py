@@ -30,10 +30,14 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
         when = "after two checkpoints" if plan.kind == CORRUPT else "after a checkpoint"
     console.note(f"drill: {plan.kind}, {when}. No other setting of the job is changed")
     rehearsed = Drill(plan, job, console)
-    exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
+
+    def supervise() -> int:
+        return Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
+
+    exit_code = supervise()
     if plan.kind == PREEMPT and rehearsed.fault is not None and exit_code == EXIT_PREEMPTED:
         console.note("drill: the same command again, as a scheduler would")
-        exit_code = Supervisor(job=job, backend=make_backend(), console=console, drill=rehearsed, held=held).run()
+        exit_code = supervise()
     mark = f"{guard.JOB}={job.identity}".encode()
     verdict = drill_verdict.conclude(
         plan,
