@@ -19,7 +19,7 @@ from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import seed_states
-from launcher.step.statistics import Statistic, is_overwritten, moving
+from launcher.step.statistics import Statistic, is_overwritten, moving, present
 from launcher.step.step_config import StepConfig
 from launcher.tasks import dropout, loss_chunks
 from launcher.tasks.base import Task, loss_sums, real_rows
@@ -92,7 +92,7 @@ class LocalPass:
         Args:
           step: for random numbers.
         """
-        count, moving_before = self._config.microbatches, self._present()
+        count, moving_before = self._config.microbatches, present(self.moving)
         if count == 1:
             return self._microbatch(batch, scale, step, 0, moving_before)
         parts = {
@@ -119,19 +119,16 @@ class LocalPass:
         """The same over the first microbatch alone."""
         count = self._config.microbatches
         part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
-        return self._microbatch(part, scale, step, 0, self._present())
+        return self._microbatch(part, scale, step, 0, present(self.moving))
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(real_rows(self._task, batch), scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         grads, watched, loss, weight, metrics = found
-        count, none = self._config.microbatches, tf.constant(0.0)
-        gained = [one.gained(before, none, 0, count) for one, before in zip(self.moving, self._present(), strict=True)]
+        count, states = self._config.microbatches, zip(self.moving, present(self.moving), strict=True)
+        gained = [one.gained(before, tf.constant(0.0), 0, count) for one, before in states]
         return LocalSums(grads, [*map(tf.zeros_like, gained)], loss, weight, metrics, watched)
-
-    def _present(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(one.variable.value) for one in self.moving]
 
     def _microbatch(
         self,

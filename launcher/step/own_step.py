@@ -28,7 +28,7 @@ from launcher.step.moving_average import MovingAverage
 from launcher.step.moving_statistics import seed_states
 from launcher.step.precision import LossScale
 from launcher.step.state import Counters
-from launcher.step.statistics import Statistic, is_overwritten, moving
+from launcher.step.statistics import Statistic, is_overwritten, moving, present
 from launcher.step.step_config import StepConfig
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update
@@ -76,7 +76,7 @@ class OwnStep:
     def __call__(self, batch: Batch) -> StepReport:
         counters, config = self._counters, self._config
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        before = self._present()
+        before = present(self._moving)
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
         verdicts.keep(self._assigned)
@@ -103,9 +103,6 @@ class OwnStep:
             non_finite=tuple(tf.unstack(verdicts.non_finite)),
         )
 
-    def _present(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(one.variable.value) for one in self._moving]
-
     def _put_back(self, before: Sequence[tf.Tensor]) -> None:
         for one, old in zip(self._moving, before, strict=True):
             one.variable.value.assign(old)
@@ -122,7 +119,7 @@ class OwnStep:
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
-        before = self._present()
+        before = present(self._moving)
         num_real = tf.reduce_sum(batch[WEIGHT])
         verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
         set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))

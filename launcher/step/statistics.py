@@ -21,6 +21,7 @@ from launcher.tasks.keras_metrics import arrays, fold_of, halves
 
 _ROWS = 64  # at most, of the batch that is tried
 _STARTS = (0, 3, -3)  # added to the values: what is the largest so far may not move from the one it has
+_SIGNS = {"max": 1, "min": -1}
 
 
 class Statistic(NamedTuple):
@@ -46,8 +47,8 @@ class Statistic(NamedTuple):
             return after - before
         if not after.dtype.is_floating:
             before, after = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
-        if self.fold in ("max", "min"):
-            found = tf.where(rows > 0, after if self.fold == "max" else -after, after.dtype.min)
+        if sign := _SIGNS.get(self.fold):
+            found = tf.where(rows > 0, sign * after, after.dtype.min)
             context = tf.distribute.get_replica_context()
             number = context.replica_id_in_sync_group * of + microbatch
             mine = tf.equal(tf.range(context.num_replicas_in_sync * of), number)
@@ -59,9 +60,8 @@ class Statistic(NamedTuple):
 
     def moved(self, before: tf.Tensor, gained: tf.Tensor, num_parts: int) -> tf.Tensor:
         """The new value, from what so many parts have gained together."""
-        if self.fold in ("max", "min"):
-            largest = tf.reduce_max(gained, axis=0)
-            return tf.cast(largest if self.fold == "max" else -largest, before.dtype)
+        if sign := _SIGNS.get(self.fold):
+            return tf.cast(sign * tf.reduce_max(gained, axis=0), before.dtype)
         if self.fold == "rows":
             gained = tf.reshape(gained[:-1] / gained[-1], before.shape)
         return before + tf.cast(gained / num_parts if self.fold == "mean" else gained, before.dtype)
@@ -80,6 +80,11 @@ def is_overwritten(weight: keras.Variable) -> bool:
 def moving(statistics: Sequence[Statistic], weights: Sequence[keras.Variable]) -> list[Statistic]:
     """What is put together from the parts of a batch: also the largest gradients of overwritten weights."""
     return [*statistics, *(Statistic(one, "max") for one in weights if is_overwritten(one))]
+
+
+def present(statistics: Sequence[Statistic]) -> list[tf.Tensor]:
+    """Their values."""
+    return [tf.convert_to_tensor(one.variable.value) for one in statistics]
 
 
 def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[keras.Variable]:

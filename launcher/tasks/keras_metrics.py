@@ -254,6 +254,27 @@ def _names(model: keras.Model) -> dict[int, _Named]:
     return found
 
 
+def put_together(
+    variables: Sequence[keras.Variable], initial: Sequence[np.ndarray], names: Sequence[str], sums: Mapping[str, Any]
+) -> Frozen:
+    """A scope in which states are what all replicas and steps made of their first values.
+
+    Args:
+      names: of the vectors of `sums` that states are in, one after another; extremes are in "max:…" and "min:…".
+    """
+    left, mapping = {name: np.atleast_1d(part) for name, part in sums.items()}, []
+    for variable, before, name in zip(variables, initial, names, strict=True):
+        part, left[name] = np.split(left[name], [before.size])
+        value = part.reshape(before.shape) + (0 if name.startswith(("max:", "min:")) else before)
+        mapping.append((variable, value.astype(before.dtype)))
+    return Frozen(mapping)
+
+
+def floats(name: str, number: np.ndarray) -> dict[str, float]:
+    """A result by its name, or each of several by one of its own."""
+    return {f"{name}_{i}" if number.ndim else name: float(one) for i, one in enumerate(number.flat)}
+
+
 def leaves(results: Mapping[str, Any]) -> dict[str, Any]:
     """Results by name, also those of metrics that give several by names of their own."""
     return {

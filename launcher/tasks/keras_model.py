@@ -439,14 +439,9 @@ class KerasTask(Task):
             return {}
         if self._own is not None:
             return self._own.results(sums, weight)
-        left, mapping = {name: np.atleast_1d(part) for name, part in sums.items()}, []
         held_out = _HELD_OUT * any(name.endswith(_HELD_OUT) for name in sums)
-        for variable, fold, before in zip(model.metrics_variables, self._folds, self._initial, strict=True):
-            name = f"{fold.over_steps}:{held_out}"
-            part, left[name] = np.split(left[name], [before.size])
-            value = part.reshape(before.shape) + (before if fold.over_steps == "sum" else 0)
-            mapping.append((variable, value.astype(before.dtype)))
-        with keras_metrics.Frozen(mapping):
+        names = [f"{fold.over_steps}:{held_out}" for fold in self._folds]
+        with keras_metrics.put_together(model.metrics_variables, self._initial, names, sums):
             found = model.get_metrics_result()
             if keras_metrics.is_overridden(model) and self.example is not None:
                 logs = model.compute_metrics(*self.example)
@@ -458,10 +453,8 @@ class KerasTask(Task):
                 continue
             if name in self._of_batch:
                 named[name] = float(sums[_OF_BATCH + name] / sums[_OF_BATCH])
-            elif number.ndim:
-                named |= {f"{name}_{index}": float(part) for index, part in enumerate(number.flat)}
-            elif name != "loss":  # its own mean, which knows nothing of the other replicas
-                named[name] = float(number)
+            elif number.ndim or name != "loss":  # its own mean, which knows nothing of the other replicas
+                named |= keras_metrics.floats(name, number)
         return named
 
 

@@ -78,9 +78,7 @@ class OwnSteps:
             traced = tf.function(trace, autograph=False).get_concrete_function()
             own = [variable for variable in self._model.variables if scope.get_current_value(variable) is not None]
         # Keras's variables have their new values in the scope, and are not assigned in the graph.
-        held = {
-            name for one in traced.graph.get_operations() if "Assign" in one.type for name in [one.inputs[0].op.name]
-        }
+        held = {one.inputs[0].op.name for one in traced.graph.get_operations() if "Assign" in one.type}
         if held:
             raise UsageError(
                 f"{type(self._model).__name__}'s {step} assigns the tf.Variable {min(held)!r}, which no checkpoint "
@@ -154,12 +152,9 @@ class OwnSteps:
     def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
         """What the step returned, over all examples."""
         training = any(name.startswith(_key(True, "")) for name in sums)
-        left, mapping = np.atleast_1d(sums.get(_key(training, "states"), np.zeros(0))), []
-        for variable, before in zip(self._states, self._initial, strict=True):
-            part, left = np.split(left, [before.size])
-            mapping.append((variable, (part.reshape(before.shape) + before).astype(before.dtype)))
         named: dict[str, float] = {}
-        with keras_metrics.Frozen(mapping):
+        names = [_key(training, "states")] * len(self._states)
+        with keras_metrics.put_together(self._states, self._initial, names, sums):
             for name, told in self._told[training].items():
                 if told is None:
                     named[name] = float(sums[_key(training, name)] / weight) if weight else math.nan
@@ -167,8 +162,7 @@ class OwnSteps:
                 metric, inner = told
                 result = metric.result()
                 number = np.asarray(keras.ops.convert_to_tensor(result if inner is None else result[inner]))
-                whole = {name: number} if not number.ndim else {f"{name}_{i}": one for i, one in enumerate(number.flat)}
-                named |= {one: float(value) for one, value in whole.items()}
+                named |= keras_metrics.floats(name, number)
         return named
 
 

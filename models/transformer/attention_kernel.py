@@ -1,7 +1,7 @@
 """Attention in one kernel that others wrote: JAX's splash attention on TPUs, cuDNN's on NVIDIA GPUs.
 
 Both keep the scores on the chip, forward and backward (Dao et al. 2022, FlashAttention, arXiv 2205.14135). They were
-compiled for such devices and compared, splash attention as JAX interprets it, but never run on one.
+compiled for such devices and compared, splash attention as JAX interprets it; what ran is in `attention_form`.
 """
 
 from __future__ import annotations
