@@ -106,6 +106,7 @@ CASES = {
     "Dice": (lambda: regression(losses.Dice(), activation="sigmoid"), WHOLE),
     "contrast": (lambda: regression(contrast, units=3), WHOLE),
     "a sum over a constant": (lambda: regression(lambda y, found: ops.sum(ops.square(y - found)) / 7), (X, Y)),
+    "nothing": (lambda: regression(lambda y, found: 0 * ops.mean(found)), (X, Y)),  # beside penalties and add_loss
     "rows": (lambda: regression(a_row), (X, Y, np.linspace(0.5, 2, 10, dtype=np.float32))),
     "compute_loss": (lambda: regression("mse", kind=Compares), (X, Y)),
 }
@@ -134,6 +135,7 @@ GATE = [
     ("a masked mean", 2, {}),
     ("a mask and ignored words", 2, XLA | PARTS),
     ("Dice", 1, XLA),
+    ("nothing", 1, PARTS),
 ]
 MORE = [("ignored words", 1, PARTS), ("rows", 2, XLA), *((name, *where) for name in CASES for where in TOPOLOGIES)]
 ALL = [*GATE, *(case for case in MORE if case not in GATE)]
