@@ -181,7 +181,7 @@ class _Run:
         stop = StopRequest(self._leave, tell.stopping)
         lasting = self._lasting_actions(restored.built, tell)
         underway = self._go_on(restored, stop, lasting)
-        if trains and underway.controller.has_ended and self._is_told(restored.start):
+        if trains and underway.controller.has_ended and self._is_told(restored):
             self._is_over = True
             self._say(f"{self._change}{self._change and '; '}{underway.controller.ending}")
             gin_used.check_all_used(traced=False)
@@ -219,10 +219,11 @@ class _Run:
             is_shown = self._plan.recipe.task.verbose or not self._change
             (self._reporter.note if is_shown else _logger.warning)(note)
 
-    def _is_told(self, start: StartingPoint) -> bool:
-        """Whether the folder's summary is of the run's end."""
-        told = strict_json.read_object(Path(self._order.model_dir, SUMMARY))
-        return told.get("status") == "completed" and told.get("step") == start.step
+    def _is_told(self, restored: _Restored) -> bool:
+        """Whether the chief's folder has a summary of the run's end, to all workers alike."""
+        told = strict_json.read_object(Path(self._order.model_dir, SUMMARY)) if self._is_chief else {}
+        is_of_end = told.get("status") == "completed" and told.get("step") == restored.start.step
+        return restored.built.trainer.workers.any(is_of_end)
 
     def _restore_first(self) -> _Restored:
         """Builds the session and gives it the state from which the run goes on."""

@@ -94,6 +94,9 @@ def test_a_run_whose_other_worker_has_no_storage_resumes_bitwise(start_launcher,
     for name, value in expected.items():
         assert found[name].tobytes() == value.tobytes(), name
 
+    finished = assert_exit_codes(start_two(start_launcher, free_ports, interrupted, steps, *start), 0)
+    assert f"already trained to step {total} of {total}" in finished[0].stdout
+
     other = ("--gin_param=mlp.units = 16", "--gin_param=Checkpoints.on_changed_program = 'continue'")
     another_model = start_two(start_launcher, free_ports, interrupted, steps, *other, *start)
     refused = assert_exit_codes(another_model, 64)
