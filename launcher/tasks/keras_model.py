@@ -317,7 +317,7 @@ class KerasTask(Task):
             return
         num_real = tf.reduce_sum(batch[WEIGHT])
         tracing = Tracing(apply=lambda *_: None, num_real=num_real, seeds=self._own.seeds, differentiates=False)
-        self._own.run(self._rows(batch, training=True), tracing, training=True)
+        self.train_step(batch, tracing)
 
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""

@@ -29,7 +29,7 @@ from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.start.from_chief import FromChief
 from launcher.run.start.value_text import settings_of, text_of
-from launcher.step.layers import walk
+from launcher.step.layers import layers_of
 from launcher.step.trainer import Trainer
 from launcher.tasks import keras_private
 from launcher.tasks.keras_model import KerasTask
@@ -95,7 +95,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
     for number, value in enumerate(keras_private.given_metrics(model), 1):
         yield f"metric {number}", "{code" not in text_of(value), value
     counts: collections.Counter[str] = collections.Counter()  # names of layers are counted in each process
-    for layer, *_ in walk(model):
+    for layer in layers_of(model):
         kind = type(layer).__name__
         counts[kind] += 1
         inside = dict | keras.layers.Layer  # of which the layers that it has tell
