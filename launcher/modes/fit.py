@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data.dataset_data import as_tuple
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, failures
@@ -123,6 +124,7 @@ def fit(
         model_dir = unnamed = fit_folders.chosen()
         settings = {"checkpoints": {"keep": 1, "save_model": "none"}, **settings}  # the weights once, and the best
     settings = {"seed": keras_private.seed_of_program() or 0, **settings}
+    check_value("fit: seed", settings["seed"], isinstance(settings["seed"], int), "a whole number")
     strategy = _chosen(strategy, model if replicas is None else None, is_program=handler is not None)
     if workers is not None and handler is None:
         if model is not None:

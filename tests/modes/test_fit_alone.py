@@ -64,6 +64,8 @@ def test_a_call_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="does not take this data"):
         launcher.fit(build(), X[:, :3], Y)
+    with pytest.raises(UsageError, match="fit: seed = None: must be a whole number"):
+        launcher.fit(build(), X, Y, seed=None)
     assert not any(tmp_path.iterdir())
 
 
