@@ -55,6 +55,7 @@ class Optimizer:
         the place of the weights at the end is for the caller.
 
     Attributes:
+      keras_optimizer: as it was given.
       shards: of each variable that `build` was given, the shard that a replica updates; None where each updates the
         whole.
       slot_shards: slots of which a replica holds a shard, each with its shape's shard: the variable's, or less an axis.
@@ -75,7 +76,7 @@ class Optimizer:
         own_average: bool = False,
     ):
         _check_plain(keras_optimizer, own_average)
-        self._keras = keras_optimizer
+        self.keras_optimizer = self._keras = keras_optimizer
         if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
             raise UsageError(f"{keras_optimizer.name}: weight_decay = {weight_decay} must be 0 or more")
         if weight_decay and decoupled is None:
@@ -182,9 +183,9 @@ class Optimizer:
         del self._keras.add_variable_from_reference
 
     @property
-    def keras_optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """The Keras optimizer."""
-        return [self._keras]
+    def parts(self) -> Sequence["Optimizer"]:
+        """As of `Optimizers`: itself."""
+        return [self]
 
     @property
     def clipping(self) -> dict[str, float]:

@@ -95,11 +95,6 @@ class Optimizers:
         """Each of them."""
         return list(self._parts.values())
 
-    @property
-    def keras_optimizers(self) -> list[keras.optimizers.Optimizer]:
-        """All of them."""
-        return [one.keras_optimizer for one in self.parts]
-
     def part(self, optimizer: keras.optimizers.Optimizer) -> Part | None:
         """That of a Keras optimizer; None of one that was not among the uses."""
         return self._parts.get(id(optimizer))

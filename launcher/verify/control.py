@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Batch, Data, Shard
 from launcher.machine.no_autograph import no_autograph
-from launcher.optimizers import Optimizer, Optimizers
+from launcher.optimizers import Optimizer
 from launcher.optimizers.several import Part
 from launcher.run.session import Session
 from launcher.step.layers import group_sizes, layers_of
@@ -47,7 +47,7 @@ def install(built: Session) -> Data:
     """Turns a session, not traced yet, into the control of its recipe; returns what it is to train on."""
     plan = built.plan
     optimizer, unit = built.trainer.optimizer, roundoff(built.model, plan.reduce_dtype)
-    for one in optimizer.parts if isinstance(optimizer, Optimizers) else [optimizer]:
+    for one in optimizer.parts:
         _round_once_more(one, unit, plan.seed)
     return cast(Data, _Permuted(plan.data, sorted(group_sizes(built.model))))
 

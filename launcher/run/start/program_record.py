@@ -104,7 +104,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
             yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
-    for number, one in enumerate(trainer.optimizer.keras_optimizers, 1):
+    for number, one in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
         yield f"optimizer {number}", False, type(one)
         for name, value in settings_of(one).items():
             yield f"optimizer {number}.{name}", True, value
