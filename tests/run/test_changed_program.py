@@ -62,6 +62,14 @@ def test_code_is_the_same_on_other_lines_and_another_with_any_constant_that_it_r
     assert text_of(first.Layer(2)) == text_of(again.Layer(2)) != text_of(again.Layer(3))
 
 
+def test_code_that_refers_deeper_than_python_goes_is_told_by_its_class_at_once():
+    calls = "\n".join(f"def f{n}(x): return f{n + 1}(x) + f{n + 2}(x)" for n in range(2000))
+    scope: dict[str, types.FunctionType] = {"__name__": "own"}
+    exec(compile(f"{calls}\ndef f2000(x): return x\ndef f2001(x): return x", "own.py", "exec"), scope)
+    assert text_of(scope["f0"]) == "function"
+    assert text_of(scope["f1990"]).startswith("f1990 {code ")
+
+
 def test_values_are_told_by_what_they_are():
     assert text_of({"b": 1, "a": np.float32(0.1)}) == text_of({"a": 0.1, "b": 1.0}) == "{'a': 0.1, 'b': 1}"
     assert text_of((1, [2])) == text_of([np.int64(1), (2,)])

@@ -35,7 +35,10 @@ _SAID = 300
 
 def text_of(value: Any) -> str:
     """The text; of a long one its beginning, and a digest."""
-    text = _text(value, {})
+    try:
+        text = _text(value, {})
+    except RecursionError:  # how deep it went is no matter of the value alone
+        text = type(value).__name__
     return text if len(text) <= _SAID else f"{text[: _SAID // 2]}... {_digest(text.encode())}"
 
 
@@ -62,6 +65,8 @@ def is_own(value: Any) -> bool:
 def _text(value: Any, seen: dict[int, Any]) -> str:
     try:
         return _told(value, seen)
+    except RecursionError:  # else, each level would go on with the next of its parts
+        raise
     except Exception:  # of a user's object
         return type(value).__name__
 
