@@ -111,17 +111,18 @@ def test_a_straggler_that_cannot_be_spared_or_whom_no_flag_leaves_out_stays(laun
 
 @pytest.fixture
 def unfit_host(hosts, tmp_path):
-    """unfit_host(*addresses): hosts of which B has a GPU whose driver tells of memory errors."""
+    """unfit_host(*addresses): hosts with a GPU each, of which B's driver tells of memory errors."""
 
     def bring_up(*addresses):
-        program = tmp_path / "with_gpu" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(
-            '#!/bin/sh\ncase "$*" in *ecc*) echo "0, 3, No, No";; *) echo "0, Card, 570.1, 4, 81559, 9.0";; esac\n'
-        )
-        program.chmod(0o755)
-        path = f"{program.parent}:/usr/bin:/bin"
-        return hosts(*addresses, settings=f"Match LocalAddress {B}\nSetEnv PATH={path}\n")
+        settings = ""
+        for address in addresses:
+            program = tmp_path / f"gpu_of_{address}" / "nvidia-smi"
+            program.parent.mkdir()
+            faults, listed = f"0, {3 if address == B else 0}, No, No", "0, Card, 570.1, 4, 81559, 9.0"
+            program.write_text(f'#!/bin/sh\ncase "$*" in *ecc*) echo "{faults}";; *) echo "{listed}";; esac\n')
+            program.chmod(0o755)
+            settings += f"Match LocalAddress {address}\nSetEnv PATH={program.parent}:/usr/bin:/bin\n"
+        return hosts(*addresses, settings=settings)
 
     return bring_up
 
