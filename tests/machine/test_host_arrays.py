@@ -43,7 +43,10 @@ def test_a_tensor_has_the_arrays_numbers_in_memory_of_its_own(array):
 
 
 @pytest.mark.parametrize(
-    ("use", "least", "most"), [(copied_tensor, 190, 260), (first_batch, -60, 60)], ids=["copied", "first batch"]
+    # Less where the allocator gives back meanwhile what other tests have left; without a copy it is nothing.
+    ("use", "least", "most"),
+    [(copied_tensor, 100, 260), (first_batch, -60, 60)],
+    ids=["copied", "first batch"],
 )
 def test_an_array_takes_its_memory_once_as_a_tensor_and_not_at_all_as_examples(use, least, most, peak_growth):
     use(np.ones(1, np.float32))
