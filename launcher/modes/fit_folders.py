@@ -21,7 +21,7 @@ from launcher.model_dir import lease
 from launcher.modes import Request
 
 _ROOT, _KEPT = os.path.join("runs", "fit"), 20
-_FRESH = "2???????-??????-????????"
+_FRESH = "-".join(("[0-9]" * 8, "[0-9]" * 6, "[0-9a-f]" * 8))  # as `chosen` names them: others are not deleted
 _calls = itertools.count(1)  # of this process
 
 

@@ -47,17 +47,18 @@ def test_without_a_folder_each_call_is_another_training_and_the_newest_folders_a
     assert more.epoch == [0, 1] and more.history["loss"][:1] == second.history["loss"]
 
     old = [Path("runs/fit", f"20200101-0000{number:02}-00000000") for number in range(22)]
-    for folder in (*old, Path("runs/fit/mine")):
+    mine = {"mine", "20190101-000000-results1"}  # the latter is almost of such a name
+    for folder in (*old, *(Path("runs/fit", name) for name in mine)):
         folder.mkdir()
         (folder / "metrics.jsonl").touch()
     with lease.held(str(old[0]), environ={}, say=print):
         fit_folders.tidy()
         assert [one.exists() for one in old] == [True, *[False] * 3, *[True] * 18]  # the first is written to
         assert fit_folders.run(Request(mode="clean")) == EXIT_DONE
-        assert {one.name for one in Path("runs/fit").iterdir()} == {old[0].name, "mine", "latest"}
+        assert {one.name for one in Path("runs/fit").iterdir()} == {old[0].name, "latest", *mine}
         assert latest.resolve() == old[0].resolve()
     fit_folders.run(Request(mode="clean", model_dir="runs/fit"))
-    assert {one.name for one in Path("runs/fit").iterdir()} == {"mine"}
+    assert {one.name for one in Path("runs/fit").iterdir()} == mine
 
 
 def test_a_call_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
