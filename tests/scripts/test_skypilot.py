@@ -79,7 +79,7 @@ def test_what_runs_on_the_nodes_trains_one_model(nodes, tmp_path):
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0] * nodes, outputs
+    assert [process.returncode for process in started] == [0] * nodes, "\n".join(outputs)
     summary = json.loads((tmp_path / "small-digits" / "summary.json").read_text())
     assert (summary["status"], summary["step"], summary["num_replicas"]) == ("completed", 4, nodes)
 
