@@ -8,7 +8,7 @@ Usage: scripts/install.sh [--dry_run] EXTRAS
 
 Makes .venv beside the checkout, if it is missing, and installs Launcher into it, editable, with EXTRAS: cpu, cuda or
 tpu for the machine, demo for the embedded data, test for the test suite; several with commas, such as cpu,demo.
-preflight, gpu_preflight and jax_tpu (--engine=pjrt on Cloud TPUs, with cpu) need Python 3.11 or later.
+preflight, gpu_preflight and, with cpu, for --engine=pjrt, jax_cuda12, jax_cuda13 and jax_tpu need Python 3.11 or later.
 auto is cuda where there is an NVIDIA GPU (nvidia-smi lists one, or /dev/nvidia0 is there) and TensorFlow has wheels for
 it, on Linux on x86-64; else it is cpu. Nothing is done again until setup.py or pyproject.toml changes. An environment
 that has another distribution of TensorFlow than EXTRAS bring is left as it is.
@@ -101,6 +101,17 @@ print(*sorted({one for one in names if re.fullmatch("(tensorflow|tf-nightly)(-(c
 PYTHON
 }
 
+nearest() {
+  local python
+  for python in "${PYTHON:-}" python3; do
+    "$python" - "$1" "$known" <<'PYTHON' 2>/dev/null && return
+import difflib, sys
+found = {"gpu": ["cuda"]}.get(sys.argv[1]) or difflib.get_close_matches(sys.argv[1], sys.argv[2].split(), 1)
+print(*(f" did you mean '{name}'?" for name in found), end="")
+PYTHON
+  done
+}
+
 dry_run=""
 extras=""
 while (($#)); do
@@ -113,11 +124,23 @@ while (($#)); do
   shift
 done
 [[ -n "$extras" ]] || fail "which extras? Such as: scripts/install.sh cpu,demo (--help shows more)"
-[[ "$extras" =~ ^[a-z_]+(,[a-z_]+)*$ ]] || fail "'$extras' is not a list of extras, such as cpu,demo"
+[[ "$extras" =~ ^[a-z0-9_]+(,[a-z0-9_]+)*$ ]] || fail "'$extras' is not a list of extras, such as cpu,demo"
+
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
+known=" auto"
+extra='^ {8}"([a-z0-9_]+)": '
+within=""
+while IFS= read -r each; do
+  [[ "$each" != *extras_require* ]] || within=1
+  [[ -z "$within" || ! "$each" =~ $extra ]] || known+=" ${BASH_REMATCH[1]}"
+done <"$root/setup.py"
+for each in ${extras//,/ }; do # pip passes over an extra that it does not know
+  [[ "$known " == *" $each "* ]] || fail "there is no extra '$each';$(nearest "$each") there are:$known"
+done
 
 oldest=10
 because=""
-if [[ "$extras," =~ (preflight|jax_tpu), ]]; then # on 3.10 pip would leave JAX out and say nothing
+if [[ "$extras," =~ (preflight|jax_(cuda12|cuda13|tpu)), ]]; then # on 3.10 pip would leave JAX out and say nothing
   oldest=11
   because=", which [$extras] needs"
 fi
@@ -130,7 +153,6 @@ fi
 mapfile -t wanted < <(wanted_tensorflow)
 ((${#wanted[@]} < 2)) || fail "'$extras' brings ${wanted[*]}, which overwrite each other's files: choose one of cpu, cuda and tpu"
 
-root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${VENV:-$root/.venv}"
 python="$venv/bin/python"
 
@@ -175,6 +197,8 @@ install=("$python" -m pip install --disable-pip-version-check --progress-bar off
 run "${install[@]}" --upgrade pip # the one that comes with Python 3.10 does not find the versions that fit, for hours
 export PYTHONWARNINGS=ignore # setuptools warns at length of every editable installation
 run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
+((${#wanted[@]})) || [[ -n "$(installed_tensorflow)" ]] ||
+  printf "note: '%s' brings no TensorFlow, without which nothing trains: add cpu, cuda or tpu\n" "$extras" >&2
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$state" >"$venv/launcher-$extras.installed"
 fi

@@ -50,8 +50,11 @@ if [[ -n "$dry_run" ]]; then exec {unread}>&1; else exec {unread}>/dev/null; fi
 cd -- "$root"
 export TF_CPP_MIN_LOG_LEVEL=2
 unset PYTHONDONTWRITEBYTECODE # else each of the many processes that tests start compiles Launcher anew
-run "$bin/ruff" check .
-run "$bin/ruff" format --check .
+# What git tracks: a program of one's own in the checkout, such as the README's, is none of the suite's.
+mapfile -t tracked < <(git ls-files '*.py' '*.ipynb' 2>/dev/null)
+((${#tracked[@]})) || tracked=(.)
+run "$bin/ruff" check --force-exclude "${tracked[@]}"
+run "$bin/ruff" format --check --force-exclude "${tracked[@]}"
 # While mypy has one core: the bytecode of all tests, which each of pytest's processes would else make for itself.
 run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 &
 run "$bin/mypy"

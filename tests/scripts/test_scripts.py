@@ -231,7 +231,7 @@ def test_preflight_is_not_installed_where_pip_would_leave_jax_out(tmp_path):
         exec {sys.executable} -c "import sys; sys.version_info = (3, 10, 13); exec(sys.argv[1])" "$2"
         """,
     )
-    for extras in ("cpu,preflight", "gpu_preflight,demo"):
+    for extras in ("cpu,preflight", "gpu_preflight,demo", "cpu,jax_cuda13"):
         done = run("install.sh", extras, VENV=str(tmp_path / "venv"), PYTHON=str(ten))
         assert done.returncode == 1
         assert f"is not a Python from 3.11 to 3.13, which [{extras}] needs" in done.stderr
@@ -271,7 +271,15 @@ def test_a_folder_that_is_no_virtual_environment_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [([], "which extras?"), (["a", "b"], "one argument"), (["-x"], "unknown option -x")]
+    ("arguments", "message"),
+    [
+        ([], "which extras?"),
+        (["a", "b"], "one argument"),
+        (["-x"], "unknown option -x"),
+        (["gpu,demo"], "no extra 'gpu'; did you mean 'cuda'?"),
+        (["cpu,jax_cuda14"], "no extra 'jax_cuda14'; did you mean 'jax_cuda13'? there are: auto cpu cuda tpu jax_cuda12"),
+        (["cpu,none"], "no extra 'none'; there are: auto"),
+    ],
 )
 def test_install_explains_wrong_arguments(arguments, message):
     done = run("install.sh", *arguments)

@@ -15,8 +15,9 @@ _RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
 def expand(hostlist: str) -> tuple[str, ...]:
     """The hosts in the order of `scontrol show hostnames`.
 
-    Sets stand anywhere in a name, also several, the last one counting fastest; numbers keep the zeros that the first
-    of their range is written with. A suffix after the last set is read too, where Slurm 22.05 refuses it.
+    Sets stand anywhere in a name, also several: the last one counts fastest, then, as in Slurm 22.05, the first, the
+    second and so on. Numbers keep the zeros that the first of their range is written with. A suffix after the last set
+    is read too, where Slurm 22.05 refuses it.
 
     Raises:
       ValueError: not such a list, with the part that is not.
@@ -30,7 +31,10 @@ def expand(hostlist: str) -> tuple[str, ...]:
         if len(hosts) + math.prod(sum(len(numbers) for numbers, _ in part) for part in parts) > MAX_HOSTS:
             raise ValueError(f"{name!r} makes it more than {MAX_HOSTS} hosts")
         choices = [[form.format(number) for numbers, form in part for number in numbers] for part in parts]
-        hosts.extend("".join(choice) for choice in itertools.product(*choices))
+        fastest = len(parts) - 1 - (len(parts) > 1 and not name.endswith("]"))
+        order = sorted(range(len(parts)), key=lambda place: (place == fastest, -place))
+        for choice in itertools.product(*(choices[place] for place in order)):
+            hosts.append("".join(text for _, text in sorted(zip(order, choice, strict=True))))
     return tuple(hosts)
 
 
