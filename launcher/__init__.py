@@ -29,6 +29,7 @@ The map, from the door inwards. A room may use those below it, never those above
 """
 
 import importlib
+import importlib.util
 import os
 import sys
 
@@ -51,6 +52,11 @@ def _refusal() -> str:
             "Launcher does not run on Windows: it needs file locks, signals and child processes as Linux has them. "
             "Run it in WSL 2: type wsl --install in a terminal, then follow docs/install.md in its Ubuntu. A "
             "model.keras that a run has saved opens on Windows with Keras alone"
+        )
+    if importlib.util.find_spec("absl") is None:
+        return (
+            f"the packages that Launcher needs are not installed for this Python ({sys.executable}). Type source "
+            ".venv/bin/activate in the checkout, if scripts/install.sh has made it; else see docs/install.md"
         )
     return ""
 

@@ -67,3 +67,4 @@ print()
 print(f"Test accuracy: {100 * accuracy:.2f}%" if accuracy is not None else "Not evaluated.")
 print(f"Results:       {model_dir} (summary.json, metrics.jsonl, config.gin, checkpoints/, tensorboard/)")
 PYTHON
+printf 'Next:          cd %q && source %q   # then README.md, "Your own model"\n' "$root" "${python%python}activate"

@@ -36,6 +36,10 @@ def customized(tmp_path):
         ("import sys; sys.version_info = (3, 9, 18)", r"Launcher needs Python 3\.10 to 3\.13, and this is 3\.9\.18 \("),
         ("import sys; sys.version_info = (3, 14, 0)", r"Launcher needs Python 3\.10 to 3\.13, and this is 3\.14\.0 \("),
         ("import sys; sys.platform = 'win32'", r"Launcher does not run on Windows.*wsl --install"),
+        (
+            "import sys; sys.path[:] = [place for place in sys.path if 'site-packages' not in place]",
+            r"the packages that Launcher needs .* Type source \.venv/bin/activate",
+        ),
     ],
 )
 def test_what_cannot_run_here_is_one_message(customized, run_launcher, code, said):

@@ -198,7 +198,7 @@ def _find_archives(
 def _by_hand_message(name: str, words: str) -> str:
     return (
         f"{name} has to be downloaded by hand. {words} Put the files into one folder (manual_dir) and run: "
-        f"python -m launcher.data.prepare {name} --archives=FOLDER"
+        f"{installation.python()} -m launcher.data.prepare {name} --archives=FOLDER"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from launcher.data.catalog import TFDS, Facts
 from launcher.errors import MissingInputError, UsageError, nearest
+from launcher.machine import installation
 
 if TYPE_CHECKING:
     from launcher.data.images.decode import ImageDecoder
@@ -66,7 +67,8 @@ def is_prepared(builder: Any) -> bool:
 def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "tfds_images") -> None:
     """Raises UsageError, with the command to run, unless the data set is prepared and has the splits."""
     if not is_prepared(builder):
-        by_hand, command = "", f"python -m launcher.data.prepare {full_name(builder)} --data_dir={data_dir()}"
+        prepare = f"{installation.python()} -m launcher.data.prepare"
+        by_hand, command = "", f"{prepare} {full_name(builder)} --data_dir={data_dir()}"
         if words := by_hand_instructions(builder):
             by_hand = f" Its files have to be downloaded by hand: {words}"
             command += " --archives=FOLDER_WITH_THE_FILES"

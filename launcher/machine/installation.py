@@ -41,16 +41,16 @@ def command(extra: str) -> str:
     known, the extra's packages are.
     """
     if (_CHECKOUT / "setup.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
-        return f"{pip()} install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
+        return f"{python()} -m pip install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
     import importlib.metadata  # late: it takes as long as all else that a supervisor imports
 
     try:
         distribution = importlib.metadata.distribution(_NAME)
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        return f"{pip()} install '.[{extra}]' in a checkout of Launcher"
+        return f"{python()} -m pip install '.[{extra}]' in a checkout of Launcher"
     known = _from(origin, extra) if origin else None
-    return f"{pip()} install {shlex.join([known] if known else _packages(distribution, extra))}"
+    return f"{python()} -m pip install {shlex.join([known] if known else _packages(distribution, extra))}"
 
 
 def required(module: str, *, by: str, extra: str, package: str = "") -> types.ModuleType:
@@ -133,8 +133,9 @@ def _packages(distribution: Distribution, extra: str) -> list[str]:
     return found
 
 
-def pip() -> str:
-    """`pip` where that is this interpreter's."""
-    found = shutil.which("pip")
-    same = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
-    return "pip" if same else f"{shlex.quote(sys.executable)} -m pip"
+def python() -> str:
+    """What to type for this interpreter: `python` where a shell finds it by that, else its path, quoted."""
+    if os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable):
+        return "python"
+    path = os.path.relpath(sys.executable)
+    return shlex.quote(sys.executable if path.startswith(os.pardir) else path)

@@ -29,8 +29,8 @@ def check() -> None:
         )
     if of(keras.__version__) < KERAS:
         raise UsageError(
-            f"Keras {keras.__version__} is installed, and Launcher needs {text(KERAS)} or later: {installation.pip()} "
-            f"install 'keras>={text(KERAS)}'"
+            f"Keras {keras.__version__} is installed, and Launcher needs {text(KERAS)} or later: "
+            f"{installation.python()} -m pip install 'keras>={text(KERAS)}'"
         )
 
 

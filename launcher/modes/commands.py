@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from launcher.machine import installation
 from launcher.modes import Request
 from launcher.tasks.base import ReadsImages, ReadsLines
 
@@ -13,7 +14,11 @@ def on_same_recipe(request: Request, *more: str, flags: tuple[str, ...] = _SAME_
     """The command line that has the request's recipe, `more` flags, and of the request's own those named `flags`."""
     given = [f"--gin_file={name}" for name in request.gin_file] + [f"--gin_param={one}" for one in request.gin_param]
     given += [f"--{name}={value}" for name in flags if (value := getattr(request, name)) is not None]
-    return shlex.join(["python", "-m", "launcher.main", *more, *given])
+    return _command(*more, *given)
+
+
+def _command(*words: str) -> str:
+    return f"{installation.python()} -m launcher.main {shlex.join(words)}"
 
 
 def after_training(request: Request, task: Any) -> dict[str, str]:
@@ -30,5 +35,5 @@ def after_training(request: Request, task: Any) -> dict[str, str]:
     if request.mode == "train" and task.data().num_eval_examples:
         commands = {"evaluate": on_same_recipe(request, "--mode=eval"), **commands}
     commands["export"] = on_same_recipe(request, "--mode=export")
-    commands["compare"] = shlex.join(["python", "-m", "launcher.main", "--mode=compare", request.run_dir, "OTHER_DIR"])
+    commands["compare"] = _command("--mode=compare", request.run_dir, "OTHER_DIR")
     return commands

@@ -13,6 +13,7 @@ import keras
 
 from launcher.config import gin_bindings
 from launcher.errors import notebook
+from launcher.machine import installation
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import layer_lint, layer_settings
 from launcher.run.plan import RunPlan
@@ -65,7 +66,7 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
     is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
     words = ["-m", "launcher.main", *sys.argv[1:]] if is_launcher else sys.orig_argv[1:]
-    command = " ".join(map(_quoted, ["python", *words]))
+    command = " ".join([installation.python(), *map(_quoted, words)])
     commit, diff = "", ""
     with contextlib.suppress(subprocess.TimeoutExpired):
         said = subprocess.run(_GIT, shell=True, capture_output=True, text=True, errors="replace", timeout=5).stdout

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from launcher.data.images.image_data import image_data
@@ -22,3 +25,17 @@ from models.mlp import mlp
 def test_images_that_no_file_holds_are_predicted_from_arrays(data, given):
     task = ImageClassification(data=image_data(**data), model=mlp)
     assert given in after_training(Request(gin_file=("a.gin",)), task)["predict"]
+
+
+def test_a_command_names_the_interpreter_that_a_shell_would_not_find(monkeypatch, tmp_path):
+    """Without `source .venv/bin/activate`, as after the quick start, `python` is another one or none."""
+    task = ImageClassification(data=image_data(name="digits"), model=mlp)
+    given = Request(gin_file=("a.gin",))
+    place = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(place.parent))
+    assert after_training(given, task)["export"].startswith("python -m launcher.main ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(place.parent.parent)
+    assert after_training(given, task)["export"].startswith(f"bin/{place.name} -m launcher.main ")
+    monkeypatch.chdir(tmp_path)
+    assert after_training(given, task)["export"].startswith(f"{place} -m launcher.main ")

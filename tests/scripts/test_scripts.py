@@ -277,7 +277,7 @@ def test_a_folder_that_is_no_virtual_environment_is_left_alone(tmp_path):
         (["a", "b"], "one argument"),
         (["-x"], "unknown option -x"),
         (["gpu,demo"], "no extra 'gpu'; did you mean 'cuda'?"),
-        (["cpu,jax_cuda14"], "no extra 'jax_cuda14'; did you mean 'jax_cuda13'? there are: auto cpu cuda tpu jax_cuda12"),
+        (["cpu,jax_cuda14"], "no extra 'jax_cuda14'; did you mean 'jax_cuda13'? there are: auto cpu cuda tpu"),
         (["cpu,none"], "no extra 'none'; there are: auto"),
     ],
 )
