@@ -53,7 +53,7 @@ def _refusal() -> str:
             "Run it in WSL 2: type wsl --install in a terminal, then follow docs/install.md in its Ubuntu. A "
             "model.keras that a run has saved opens on Windows with Keras alone"
         )
-    if importlib.util.find_spec("absl") is None:
+    if not sys.flags.no_site and importlib.util.find_spec("absl") is None:
         return (
             f"the packages that Launcher needs are not installed for this Python ({sys.executable}). Type source "
             ".venv/bin/activate in the checkout, if scripts/install.sh has made it; else see docs/install.md"
