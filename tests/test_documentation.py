@@ -60,6 +60,17 @@ def test_every_recipe_is_named():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS + NOTES)
+def test_every_row_stands_in_its_table(document):
+    """As Markdown has it: a second line of dashes, as many columns in each row, nothing between two rows."""
+    text = re.sub(r"```.*?```", "", (ROOT / document).read_text(), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        first, *rows = table.splitlines()
+        assert rows and re.fullmatch(r"[|: -]+", rows[0]), first
+        columns = first.count("|")
+        assert [row for row in rows if row.replace(r"\|", "").count("|") != columns] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS + NOTES)
 def test_every_link_leads_somewhere(document):
     """Files and headings of this checkout; of other sites, only whether the address can be one."""
     page = ROOT / document

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from launcher.config.bound_types import check_value
-from launcher.errors import MissingInputError
+from launcher.errors import MissingInputError, UsageError
 
 EVAL_SHARE = 0.1
 """How much of a set without held-out files is held out, unless `eval_share` is bound."""
@@ -36,7 +36,14 @@ def matching(pattern: str, binding: str) -> list[str]:
     if not found:
         where = "" if is_remote(pattern) or os.path.isabs(os.path.expanduser(pattern)) else f" (from {os.getcwd()})"
         raise MissingInputError(f"{binding}: no file matches {pattern!r}{where}")
-    return sorted(found)
+    return sorted(map(named, found))
+
+
+def named(path: str) -> str:
+    """The path, if its name is text, which TensorFlow needs; raises UsageError if not."""
+    if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+        raise UsageError(f"{path!a}: its name is no UTF-8; rename it")
+    return path
 
 
 def opened(path: str) -> IO[bytes]:

@@ -28,6 +28,7 @@ from sources import made
 
 from launcher.data import records
 from launcher.data.images import image_header
+from launcher.data.images.decode import ImageDecoder
 from launcher.data.images.folder_images import folder_images
 from launcher.data.images.image_data import ImageData, image_data
 from launcher.data.images.image_header import DamagedImageError
@@ -278,6 +279,43 @@ def test_the_end_of_a_thumbnail_is_not_that_of_its_photograph():
 def test_what_is_no_image_says_what_it_is(content, words):
     with pytest.raises(DamagedImageError, match=words):
         image_header.check(io.BytesIO(content))
+
+
+def test_a_palette_of_colours_is_refused_and_one_of_greys_is_read():
+    """TensorFlow gives the numbers of a BMP's palette as if they were greys."""
+    decode = ImageDecoder(image_shape=(8, 8, 3), fraction=1.0, scaled=True).centre
+    coloured = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8))
+    for image, is_read in ((coloured.convert("L"), True), (coloured, True), (coloured.quantize(64), False)):
+        file = io.BytesIO()
+        image.save(file, "BMP")
+        if is_read:
+            image_header.check(file)
+            np.testing.assert_array_equal(decode(file.getvalue()), image.convert("RGB"))
+            continue
+        with pytest.raises(DamagedImageError, match="BMP with a palette of colours"):
+            image_header.check(file)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="BMP with a palette of colours"):
+            decode(file.getvalue())
+
+
+def test_a_link_that_leads_round_or_nowhere_and_a_name_that_is_no_text_are_named(tmp_path):
+    root = write_folders(tmp_path / "all")
+    there = root / "ash" / "link.png"
+    there.symlink_to(tmp_path / "nowhere.png")
+    named = re.escape(f"1 image cannot be used: {there} ({there} cannot be read: No such file or directory); repair")
+    with pytest.raises(UsageError, match=named):
+        made(image_data, name=f"folder:{root}").check()
+    there.unlink()
+    (root / "ash" / "more").symlink_to(write_folders(tmp_path / "allmore") / "ash")  # which leads away
+    count = made(image_data, name=f"folder:{root}", eval_share=0).num_train_examples
+    assert count == ALL + EACH
+    (root / "ash" / "link").symlink_to(root)
+    with pytest.raises(UsageError, match=f"{root}/ash/link is a link to a folder that it lies in, {root}; remove it"):
+        made(image_data, name=f"folder:{root}")
+    (root / "ash" / "link").unlink()
+    (root / "ash" / os.fsdecode(b"caf\xe9.png")).write_bytes(encoded(5))
+    with pytest.raises(UsageError, match=r"'ash/caf\\udce9\.png': its name is no UTF-8; rename it"):
+        made(image_data, name=f"folder:{root}")
 
 
 # ---------------------------------------------------------------------------------------------------- damage, refusals

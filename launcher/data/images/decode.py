@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.images import image_header
 from launcher.data.images.augment import crop_windows, flips, window_numbers
 
 _READ_BATCH = 1024
@@ -112,6 +113,10 @@ class ImageDecoder:
         return tf.round(tf.ensure_shape(image, self.image_shape))
 
     def _decoded(self, encoded: tf.Tensor) -> tf.Tensor:
+        is_bmp = tf.strings.regex_full_match(encoded, r"BM\C{30}\C*")
+        coloured = tf.cond(is_bmp, lambda: _has_palette(encoded), lambda: False)
+        with tf.control_dependencies([tf.debugging.Assert(~coloured, [image_header.PALETTE])]):
+            encoded = tf.identity(encoded)
         return tf.io.decode_image(encoded, channels=self.image_shape[2], expand_animations=False)
 
     def _centre_window(self, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
@@ -122,6 +127,13 @@ class ImageDecoder:
         cut_width = tf.clip_by_value(tf.round(to_width * scale), 1, full_width)
         top, left = tf.floor((full_height - cut_height) / 2), tf.floor((full_width - cut_width) / 2)
         return tf.cast(tf.stack([top, left, cut_height, cut_width]), tf.int32)
+
+
+def _has_palette(bmp: tf.Tensor) -> tf.Tensor:
+    """Whether the numbers of a BMP (string [], 32 bytes and more) stand for colours, bool []."""
+    start = tf.cast(tf.io.decode_raw(tf.strings.substr(bmp, 0, 32), tf.uint8), tf.int32)
+    palette = tf.strings.substr(bmp, 14 + start[14], start[10] + 256 * start[11] - 14 - start[14])
+    return (start[28] == 8) & (palette != tf.strings.substr(image_header.GREYS, 0, tf.strings.length(palette)))
 
 
 def in_memory(examples: tf.data.Dataset, count: int, decoder: ImageDecoder) -> dict[str, np.ndarray]:

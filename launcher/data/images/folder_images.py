@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -107,7 +107,8 @@ class FolderImages:
         try:
             with files.opened(self.name(index)) as file:
                 image_header.check(file)
-                file.seek(max(int(self._versions[index, 0]) - _END, 0))
+                file.seek(0, os.SEEK_END)
+                file.seek(max(file.tell() - _END, 0))
                 return None, file.read(_END)
         except (UsageError, DamagedImageError) as error:
             return str(error), b""
@@ -211,13 +212,13 @@ def _classes(root: str) -> list[str]:
 
 def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
     """The images of each class, sorted by name, and how many other files there are."""
-    walk = tf.io.gfile.walk if files.is_remote(root) else functools.partial(os.walk, followlinks=True)
+    walk = tf.io.gfile.walk if files.is_remote(root) else _walk
     paths: list[str] = []
     labels: list[int] = []
     others = 0
     for label, name in enumerate(classes):
         found = [
-            f"{folder[len(root) + 1 :]}/{file}".replace(os.sep, "/")
+            files.named(f"{folder[len(root) + 1 :]}/{file}".replace(os.sep, "/"))
             for folder, _, names in walk(f"{root}/{name}")
             for file in names
             if not file.startswith(".")
@@ -229,3 +230,13 @@ def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
         labels += [label] * len(images)
         others += len(found) - len(images)
     return FolderImages(root, paths, labels), others
+
+
+def _walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, through links; raises UsageError where one of them leads round."""
+    for folder, folders, names in os.walk(root, followlinks=True):
+        for name in folders:
+            path, to = f"{folder}/{name}", os.path.realpath(f"{folder}/{name}")
+            if os.path.islink(path) and f"{os.path.realpath(folder)}/".startswith(f"{to}/"):
+                raise UsageError(f"{path} is a link to a folder that it lies in, {to}; remove it")
+        yield folder, folders, names

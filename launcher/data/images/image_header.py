@@ -17,6 +17,10 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _SOI, _SOS, _EOI = b"\xff\xd8", 0xDA, b"\xff\xd9"
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
+GREYS = b"".join(bytes((grey, grey, grey, 0)) for grey in range(256))
+"""The palette of a grey BMP: an index is its colour."""
+PALETTE = "BMP with a palette of colours, whose numbers TensorFlow takes for greys: store it as PNG"
+
 
 class DamagedImageError(Exception):
     """Not a whole image in a format that TensorFlow decodes; the text says what it is instead."""
@@ -29,6 +33,8 @@ def check(file: IO[bytes]) -> None:
         _check_jpeg(file)
     elif start.startswith(_PNG):
         _check_png(file)
+    elif start.startswith(b"BM"):
+        _check_bmp(file, start)
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:
@@ -58,7 +64,7 @@ def _start(file: IO[bytes]) -> bytes:
         raise DamagedImageError("empty")
     if not start.startswith((_SOI + b"\xff", _PNG, b"GIF87a", b"GIF89a", b"BM")):
         is_webp = start.startswith(b"RIFF") and start[8:12] == b"WEBP"
-        raise DamagedImageError("WebP, which TensorFlow does not decode" if is_webp else "not JPEG, PNG, GIF or BMP")
+        raise DamagedImageError("WebP: store it as PNG or JPEG" if is_webp else "not JPEG, PNG, GIF or BMP")
     return start
 
 
@@ -101,6 +107,15 @@ def _check_png(file: IO[bytes]) -> None:
         if header[4:] == b"IEND" and place <= length:
             return
     raise DamagedImageError("truncated PNG")
+
+
+def _check_bmp(file: IO[bytes], start: bytes) -> None:
+    if len(start) < 32:
+        raise DamagedImageError("truncated BMP")
+    pixels, header, bits = struct.unpack_from("<I", start, 10)[0], start[14], start[28]
+    file.seek(14 + header)
+    if bits == 8 and not GREYS.startswith(file.read(pixels - 14 - header)):
+        raise DamagedImageError(PALETTE)
 
 
 def _ends_with(file: IO[bytes], end: bytes) -> bool:
