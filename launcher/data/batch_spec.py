@@ -20,6 +20,7 @@ class SpecifiesBatches(Protocol):
 def of_one_replica(data: Data, shard: Shard) -> BatchSpec:
     """Shapes and dtypes of what `data.train_batches(shard)` gives each replica; data that cannot tell is opened."""
     if isinstance(data, SpecifiesBatches):
-        return data.batch_spec(shard.per_replica_batch_size)
+        spec = data.batch_spec(shard.per_replica_batch_size)
+        return spec | {"image": tf.TensorSpec(spec["image"].shape, tf.uint8)} if shard.as_stored else spec
     data.check()
     return data.train_batches(shard).element_spec

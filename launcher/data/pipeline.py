@@ -49,6 +49,7 @@ class Shard:
       start_step: the first step to make training batches for; evaluation starts at its beginning always.
       in_this_process: whether the batches are made in this process, where Python functions can be called, and not by a
         host that it drives.
+      as_stored: whether training batches go without what data with `finish_stored` does to them at the end.
     """
 
     global_batch_size: int  # examples of one step over all replicas; divisible by `num_replicas`, or `rows` are given
@@ -59,6 +60,7 @@ class Shard:
     start_step: int = 0
     in_this_process: bool = True
     rows: int = 0  # of each replica's batch, padding included; 0 for its even share, see `rows_of_replica`
+    as_stored: bool = False
 
     def __post_init__(self) -> None:
         if self.num_replicas < 1 or self.local_replicas < 1 or self.first_replica < 0 or self.start_step < 0:
@@ -285,7 +287,7 @@ class RandomAccessData:
             batch = call_converted(self.train.fetch, index)
             if self.augment is not None:
                 batch = call_converted(self.augment, batch, seeds)
-            return self._finished(batch), seeds
+            return batch if shard.as_stored else self._finished(batch), seeds
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:

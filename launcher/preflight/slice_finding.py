@@ -20,6 +20,7 @@ from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.compiler import Compiler
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
+from launcher.reporting.units import bytes_text
 from launcher.run import layer_settings, loading
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
@@ -222,6 +223,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = group_sizes(model)
     weight = float(task.nominal_weight_per_example)
+    batch = bytes_of([one for one in lowered.program.arguments if one.kind == "batch"])
     return ModelFacts(
         parameters=model.count_params(),
         trained_parameters=sum(sizes),
@@ -231,7 +233,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
         gathered_bytes=resolved.microbatches * lowered.program.gathered_bytes,
-        computed=layer_settings.describe(resolved, model),
+        computed={"input": f"{bytes_text(batch)} a step and replica", **layer_settings.describe(resolved, model)},
         flops=flops.count(lowered.graph, loops),
     )
 

@@ -2,10 +2,11 @@
 
 import dataclasses
 import platform
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from launcher.data.pipeline import Data, rows_of_replica
+from launcher.data.pipeline import Batch, Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import jax_devices
@@ -86,6 +87,16 @@ class RunPlan:
         return self.recipe.jit_compile or self.strategy.accelerator == "tpu" or self.strategy.kind == jax_devices.KIND
 
     @property
+    def is_one_program(self) -> bool:
+        """Whether XLA compiles the whole step for GPUs."""
+        return self.strategy.kind == jax_devices.KIND and self.strategy.accelerator == "gpu"
+
+    @property
+    def finish_stored(self) -> Callable[[Batch], Batch] | None:
+        """What the step does to its batch, which comes to a GPU as it is stored; None where it comes finished."""
+        return getattr(self.data, "finish_stored", None) if self.is_one_program else None
+
+    @property
     def pads(self) -> bool:
         """Whether the last batch is short, or replicas do not divide one; datasets may have short ones besides."""
         size, evaluated, data = self.recipe.global_batch_size, self.eval_batch_size, self.data
@@ -125,6 +136,7 @@ class RunPlan:
         split = " x ".join([*(plural(*part) for part in parts), str(self.microbatch_size)])
         padding = self.num_parts * self.microbatch_size - recipe.global_batch_size
         split += f", {padding} of them padding" if padding else ""
+        split += ", images as bytes" if self.finish_stored else ""
         why = f" ({self.microbatches_why})" if self.microbatches_why else ""
         examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
         again = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"

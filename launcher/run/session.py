@@ -223,6 +223,8 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
         jit_compile=plan.jit_compile,
         loss_chunks=plan.loss_chunks,
         compiled=plan.is_compiled,
+        finish_stored=plan.finish_stored,
+        one_program=plan.is_one_program,
         seed=plan.seed,
         selects=plan.strategy.accelerator == "tpu"
         or recipe.shard == "all"

@@ -123,7 +123,7 @@ class LocalPass:
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
-        outputs = self._forward_backward.get_concrete_function(real_rows(self._task, batch), scale).structured_outputs
+        outputs = self._forward_backward.get_concrete_function(self._taken(batch), scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         grads, watched, loss, weight, metrics = found
         count, states = self._config.microbatches, zip(self.moving, present(self.moving), strict=True)
@@ -140,7 +140,7 @@ class LocalPass:
     ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         set_seeds(self._seeds, self._config, step, index)
-        grads, watched, loss, weight, metrics = self._forward_backward(real_rows(self._task, batch), scale)
+        grads, watched, loss, weight, metrics = self._forward_backward(self._taken(batch), scale)
         for place in self._overwriting:
             self._weights[place].value.assign(grads[place])
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
@@ -153,6 +153,11 @@ class LocalPass:
             deltas.append(tf.where(of_padding, tf.zeros_like(delta), delta) if averaged else delta)
             one.variable.value.assign(before)
         return LocalSums(grads, deltas, loss, weight, metrics, watched)
+
+    def _taken(self, batch: Batch) -> Batch:
+        """A batch as the task's loss() takes it."""
+        finish = self._config.finish_stored
+        return real_rows(self._task, finish(batch) if finish else batch)
 
     def _is_padding(self, microbatch: tf.Tensor | int) -> tf.Tensor | None:
         """Whether there is no real example in a microbatch; None where there is one in all of them."""

@@ -1,9 +1,11 @@
 """StepConfig: what one training step does, apart from the model."""
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from launcher.data.pipeline import Batch
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.loss_chunks import WHOLE, LossChunks
@@ -26,7 +28,10 @@ class StepConfig:
       ema_decay: decay of the moving average of weights and moving statistics, or None for no average.
       jit_compile: compile the replica-local forward and backward pass with XLA.
       compiled: whether XLA compiles that pass: by `jit_compile`, or because a TPU runs nothing else.
+      finish_stored: makes the numbers of a batch that came as it is stored, and leaves another as it is; or None.
       loss_chunks: whether a loss over a vocabulary is computed in pieces.
+      one_program: whether XLA compiles the whole step for GPUs: it computes both branches of a conditional, too, and
+        small kernels take longer to begin than to run.
       seed: base of all random numbers drawn inside the model.
       selects: whether `tf.where` keeps what a skipped step must not change, instead of `tf.cond`: on a TPU, where both
         branches of a conditional are computed, and where the update has collectives of its own.
@@ -46,7 +51,9 @@ class StepConfig:
     penalty: Penalty | None = None
     jit_compile: bool
     compiled: bool = False
+    finish_stored: Callable[[Batch], Batch] | None = None
     loss_chunks: LossChunks = WHOLE
+    one_program: bool = False
     seed: int
     selects: bool = False
     shards: int = 1

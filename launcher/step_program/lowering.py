@@ -115,6 +115,7 @@ def whole_shard(plan: plan_lib.RunPlan) -> Shard:
         local_replicas=plan.strategy.num_replicas,
         seed=plan.seed,
         rows=plan.per_replica_batch_size,
+        as_stored=plan.finish_stored is not None,
     )
 
 

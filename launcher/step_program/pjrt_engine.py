@@ -100,6 +100,7 @@ class PjrtEngine:
     ) -> Iterable:
         local = len(self._devices.local)
         place = {"num_replicas": self.num_replicas, "first_replica": self._devices.first, "local_replicas": local}
+        place["as_stored"] = self.session.plan.finish_stored is not None
         return _InTurn(batches_of_host(make, Shard(**{"seed": 0, **batches, **place}), left_out), local)
 
     def prepare(self) -> tf.Graph:

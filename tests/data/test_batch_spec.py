@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import text_run
+from assembled import assert_finished_by_the_step
 from sources import made
 
 from launcher.data import batch_spec
@@ -65,6 +66,10 @@ def test_the_specification_is_that_of_the_batches(make, tmp_path, monkeypatch):
     told = batch_spec.of_one_replica(data, SHARD)
     data.check()
     assert told == data.train_batches(SHARD).element_spec
+    if make in (digits, larger_digits):
+        assert_finished_by_the_step(data)
+    else:  # mixed, made up as numbers, or no images
+        assert getattr(data, "finish_stored", None) is None
 
 
 def test_data_that_is_not_there_is_specified_all_the_same(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from assembled import assert_same, global_batches, joined, shards
+from assembled import assert_finished_by_the_step, assert_same, global_batches, joined, shards
 from cases import repeated_but
 from own_files import (
     CLASSES,
@@ -111,6 +111,7 @@ def test_windows_of_photographs_are_the_same_on_every_topology_and_after_a_resum
     whole = global_batches(data.train_batches, hosts=1, replicas=1, batch=8, steps=20)
     later = global_batches(data.train_batches, hosts=hosts, replicas=replicas, batch=8, steps=13, start_step=7)
     assert_same(later, whole[7:])
+    assert_finished_by_the_step(data)
     labels, images = joined(whole, "label"), joined(whole, "image")
     assert len(np.unique(images[labels == 0].reshape((labels == 0).sum(), -1), axis=0)) > EACH  # anew in each epoch
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
+from assembled import TOPOLOGIES, assert_finished_by_the_step, assert_same, global_batches, joined, shards
 from cases import repeated_but
 from sources import made
 from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
@@ -146,6 +146,10 @@ def undisturbed(photos_dir):
             )
             for augmentation in ("small", "imagenet")
         }
+
+
+def test_what_a_stream_leaves_to_the_step_is_what_it_would_have_done(photos):
+    assert_finished_by_the_step(_data(photos, streamed=True, augmentation="imagenet"))
 
 
 def test_a_stream_shows_every_photo_equally_often(undisturbed):

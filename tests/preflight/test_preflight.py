@@ -138,7 +138,7 @@ def test_a_model_that_is_a_class_is_examined_with_its_tokens_and_forms(preflight
     assert case["verdict"] == "fits"
     bounds = case["roofline"]
     assert bounds["tokens_per_second"] > bounds["examples_per_second"] > 0
-    assert case["computed"].keys() == {"attention", "loss"}
+    assert case["computed"].keys() == {"input", "attention", "loss"}
     assert case["computed"]["attention"].startswith(attention)
     assert all(line in done.out for line in case["computed"].values())
 

@@ -45,10 +45,12 @@ def answers(run_launcher, given: list[str], written: Path, on: dict) -> Iterator
 
 def test_two_gpus_train_and_evaluate_as_tensorflow_does(run_launcher, tmp_path):
     ours, theirs, on = tmp_path / "ours", tmp_path / "theirs", played.machine(2)
-    done = run_launcher(*flags(ours, 6), FLOAT32, PJRT, env=on)
+    given = (*flags(ours, 6, "train.microbatches = 2"), FLOAT32)
+    done = run_launcher(*given, PJRT, env=on)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 replicas" in done.stdout and "on GPU devices" in done.stdout
-    assert run_launcher(*flags(theirs, 6), FLOAT32, "--replicas=2").returncode == 0
+    assert "2 replicas" in done.stdout and "on GPU devices" in done.stdout and "images as bytes" in done.stdout
+    done = run_launcher(*given, f"--model_dir={theirs}", "--replicas=2")
+    assert done.returncode == 0 and "images as bytes" not in done.stdout, done.stdout + done.stderr
     assert_alike(ours, theirs)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from launcher.data import batch_spec
+from launcher.data.images.image_data import ImageData
 from launcher.data.pipeline import Shard
 
 TOPOLOGIES = [(1, 1), (1, 4), (2, 1), (2, 2)]  # hosts, replicas a host
@@ -53,3 +56,17 @@ def assert_same(first: Batches, second: Batches) -> None:
         assert sorted(one) == sorted(other)
         for key in one:
             np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+def assert_finished_by_the_step(data: ImageData) -> None:
+    """Batches of bytes, and what a step makes of them, are the batches that come finished, to the bit."""
+    finished = Shard(global_batch_size=8, seed=5, start_step=3)
+    stored = dataclasses.replace(finished, as_stored=True)
+    batches = data.train_batches(stored)
+    assert batch_spec.of_one_replica(data, stored) == batches.element_spec
+    batch = next(iter(batches))
+    assert batch["image"].dtype == tf.uint8 and data.finish_stored is not None
+    once = data.finish_stored(batch)
+    for key, expected in next(iter(data.train_batches(finished))).items():
+        np.testing.assert_array_equal(once[key], expected)
+    assert data.finish_stored(once) is once

@@ -44,7 +44,7 @@ class ImageDecoder:
         return tf.cast(self._random_window(encoded, numbers, mirrored), tf.uint8)
 
     def random_windows(
-        self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool, finish: Callable[[tf.Tensor], tf.Tensor]
+        self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool, finish: Callable[[tf.Tensor], tf.Tensor] | None
     ) -> tf.Tensor:
         """`random_window` of each image of a batch, finished.
 
@@ -53,16 +53,17 @@ class ImageDecoder:
           seeds: int32 [n, 2].
           flip: whether to mirror half of them.
           finish: from float32 [1, *image_shape], the pixels of one image, to what comes out, of the same shape: one by
-            one, while they are in the processor's cache, and never as bytes.
+            one, while they are in the processor's cache, and never as bytes. None for bytes.
 
         Returns:
-          float32 [n, *image_shape].
+          float32 or uint8 [n, *image_shape].
         """
 
         def cut(one: tuple[tf.Tensor, ...]) -> tf.Tensor:
-            return finish(self._random_window(*one)[tf.newaxis])
+            return finish(self._random_window(*one)[tf.newaxis]) if finish else self.random_window(*one)[tf.newaxis]
 
-        windows = self._each(cut, (encoded, window_numbers(seeds), flips(seeds) & flip), [1, *self.image_shape])
+        each = encoded, window_numbers(seeds), flips(seeds) & flip
+        windows = self._each(cut, each, [1, *self.image_shape], tf.float32 if finish else tf.uint8)
         return tf.reshape(windows, [-1, *self.image_shape])
 
     def centres(self, encoded: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from launcher.data.images.decode import ImageDecoder, in_memory
 from launcher.data.images.mix import partner_positions
 from launcher.data.order import shuffled
-from launcher.data.pipeline import Examples, RandomAccessData
+from launcher.data.pipeline import Augment, Examples, RandomAccessData, Shard
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
@@ -67,11 +67,16 @@ def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class EncodedData(RandomAccessData):
-    """`RandomAccessData` of images that are decoded as they are needed."""
+    """`RandomAccessData` of images that are decoded as they are needed; `augment` to bytes is `augment_stored`."""
 
     train: EncodedImages
     evaluation: EncodedImages | None = None
     decoder: ImageDecoder
+    augment_stored: Augment
+
+    def train_batches(self, shard: Shard) -> tf.data.Dataset:
+        data = dataclasses.replace(self, augment=self.augment_stored) if shard.as_stored else self
+        return RandomAccessData.train_batches(data, shard)
 
     def damage(self, *, seed: int, start: int, stop: int) -> str | None:
         """Says which images cannot be read and decoded, after a run has failed for one; None if all can.

@@ -33,7 +33,7 @@ from launcher.data.images.mix import Mix
 from launcher.data.images.record_images import record_images
 from launcher.data.images.stored_images import StoredImages
 from launcher.data.images.synthetic import SyntheticSource
-from launcher.data.pipeline import Data, Shard, identity_of
+from launcher.data.pipeline import Batch, Data, Shard, identity_of
 from launcher.data.text.source import chosen
 from launcher.errors import UsageError
 
@@ -41,8 +41,9 @@ from launcher.errors import UsageError
 class ImageSource(Protocol):
     """Labelled images as they are stored. Making one decodes none.
 
-    It may also have `class_names`, by label; `details`, what a person should know of the set, for the plan; and
-    `identity() -> str`, where that of its opened batches would take long.
+    It may also have `class_names`, by label; `details`, what a person should know of the set, for the plan;
+    `identity() -> str`, where that of its opened batches would take long; and `of_bytes = True`, where it opens them by
+    `stored` or leaves `stored.finish` out of a training batch of a shard that is `as_stored`.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ImageData:
     Args:
       source: where the batches come from: `Data`, or with `open` what has `check` and maybe `identity`.
       open: gives the batches where they are opened with the first of them, so that a job can be planned without data.
+      finish_stored: what makes images float32, in a training batch that has them as bytes; None where batches never do.
       decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
     """
 
@@ -76,6 +78,7 @@ class ImageData:
     num_train_examples: int | None = None
     num_eval_examples: int | None = None
     mixed: bool = False  # training images are mixed with others
+    finish_stored: Callable[[Batch], Batch] | None = None
     decode: Callable[[tf.Tensor], tf.Tensor] | None = None
     class_names: tuple[str, ...] = ()  # by label; empty if unknown
     details: str = ""  # what a person should know of the set, for the plan
@@ -117,7 +120,7 @@ class ImageData:
 class DigitImages:
     """The digits of scikit-learn as an `ImageSource`."""
 
-    name = "digits"
+    name, of_bytes = "digits", True
     facts = DIGITS
     check = staticmethod(digits.check)
 
@@ -133,6 +136,8 @@ class TfdsImages:
       name: as TFDS writes it.
       train_split, eval_split: such as "train[:90%]"; by default the usual ones of the set.
     """
+
+    of_bytes = True
 
     def __init__(self, name: str, *, train_split: str | None = None, eval_split: str | None = None):
         self.name = name if name == "fashion_mnist" else f"tfds:{name}"
@@ -228,6 +233,7 @@ def image_data(
         num_train_examples=facts.num_train_examples,
         num_eval_examples=facts.num_eval_examples,
         mixed=mix is not None,
+        finish_stored=stored.finish if mix is None and getattr(source, "of_bytes", False) else None,
         decode=None if is_synthetic else stored.decode,
         class_names=getattr(source, "class_names", ()),
         details=details,

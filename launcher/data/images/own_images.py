@@ -26,6 +26,7 @@ class OwnImages:
     evaluation: EncodedImages | None
     class_names: tuple[str, ...]
     details: str
+    of_bytes = True
 
     def check(self) -> None:
         """Raises UsageError where something shows to be damaged without decoding."""

@@ -1,6 +1,8 @@
 """Stored images on their way into batches: read into memory or streamed, augmented, standardised."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +17,8 @@ from launcher.data.images.mix import Mix
 from launcher.data.images.stream import StreamedImages
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
 from launcher.machine.no_autograph import no_autograph
+
+Pixels = Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class StoredImages:
             random_window=self._random_window,
             flip=self.flip,
             augment=None if self._random_window else self._augment(),
-            finish=self._finish,
+            finish=self.finish,
             mix=self.mix,
         )
 
@@ -62,23 +66,27 @@ class StoredImages:
         change = None if self._random_window else self._augment()
 
         @no_autograph
-        def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
+        def augmented(batch: Batch, seeds: tf.Tensor, finish: Pixels | None = self._standardised) -> Batch:
             if self._random_window:
-                windows = decoder.random_windows(batch["image"], seeds, flip=self.flip, finish=self._standardised)
+                windows = decoder.random_windows(batch["image"], seeds, flip=self.flip, finish=finish)
                 return {**batch, "image": windows}
             images = decoder.centres(batch["image"])
             return {**batch, "image": images if change is None else change(images, seeds)}
 
         @no_autograph
         def finished(batch: Batch) -> Batch:
-            if batch["image"].dtype == tf.float32:  # windows, finished one by one
-                return batch
             if batch["image"].dtype == tf.string:  # not augmented, because it is evaluated on
                 batch = {**batch, "image": decoder.centres(batch["image"])}
-            return self._finish(batch)
+            return self.finish(batch)
 
         return EncodedData(
-            train=train, evaluation=evaluation, decoder=decoder, augment=augmented, finish=finished, mix=self.mix
+            train=train,
+            evaluation=evaluation,
+            decoder=decoder,
+            augment=augmented,
+            augment_stored=functools.partial(augmented, finish=None),
+            finish=finished,
+            mix=self.mix,
         )
 
     @no_autograph
@@ -88,7 +96,7 @@ class StoredImages:
         images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
         # A file's brightest pixel is 255, that of the data set may be another.
         pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
-        return self._finish({"image": pixels})["image"]
+        return self._standardised(pixels)
 
     @property
     def _random_window(self) -> bool:
@@ -109,7 +117,7 @@ class StoredImages:
             train=ArrayExamples(train),
             evaluation=None if evaluation is None else ArrayExamples(evaluation),
             augment=None if change is None else _of_batch(change),
-            finish=self._finish,
+            finish=self.finish,
             mix=self.mix,
         )
 
@@ -117,9 +125,10 @@ class StoredImages:
         return augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
 
     @no_autograph
-    def _finish(self, batch: Batch) -> Batch:
-        """Stored pixels to float32 with zero mean and unit variance."""
-        return {**batch, "image": self._standardised(batch["image"])}
+    def finish(self, batch: Batch) -> Batch:
+        """Stored pixels to float32 with zero mean and unit variance; what is float32 is so already."""
+        images = batch["image"]
+        return batch if images.dtype == tf.float32 else {**batch, "image": self._standardised(images)}
 
     def _standardised(self, images: tf.Tensor) -> tf.Tensor:
         std = np.asarray(self.facts.std)

@@ -72,7 +72,8 @@ class StreamedImages:
         @no_autograph
         def batch_of(images: tf.Tensor, labels: tf.Tensor, seeds: tf.Tensor) -> Batch:
             images = images if self.augment is None else self.augment(images, seeds)
-            return weighted(self.finish({"image": images, "label": labels}), size)
+            batch = {"image": images, "label": labels}
+            return weighted(batch if shard.as_stored else self.finish(batch), size)
 
         if mix is None:
             return batch_pipeline(self._stored_batches(shard), batch_of)
