@@ -7,6 +7,7 @@ squares another part for the norm, none of them inside a conditional, and one ch
 can neither disagree nor wait for each other.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -34,6 +35,7 @@ class Checked(NamedTuple):
       finite: bool scalar, whether they are finite, which is what a loss scale learns from.
       empty: bool scalar, whether the global batch has no weight, so that there is no mean loss.
       applied: bool scalar, whether they may be applied: finite, not of an empty batch, and `within` the limits.
+      squares: float32 [gradients], the sum of the squares of each, where it was computed by itself; else None.
     """
 
     gradients: list[tf.Tensor]
@@ -41,6 +43,7 @@ class Checked(NamedTuple):
     finite: tf.Tensor
     empty: tf.Tensor
     applied: tf.Tensor
+    squares: tf.Tensor | None = None
 
 
 @no_autograph
@@ -157,6 +160,7 @@ def unscale_and_check(
     true_weight: tf.Tensor,
     shards: Collection[int] = (),
     divides: bool = False,
+    each: bool = False,
 ) -> Checked:
     """Unscales reduced gradients, corrects them to the true weight and tests them once.
 
@@ -168,12 +172,26 @@ def unscale_and_check(
       shards: places of those of which each replica has another part; the norm is that of the wholes.
       divides: whether each replica squares a share of what all of them have, too: less to read, and one number to wait
         for.
+      each: whether the squares of each are summed by itself, of none that are shards.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    norm = _norm(gradients, reduced, factor, shards, divides)
+    squares = _squares(gradients, reduced, factor) if each else None
+    norm = _norm(gradients, reduced, factor, shards, divides) if squares is None else tf.sqrt(tf.reduce_sum(squares))
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
-    return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)))
+    return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)), squares)
+
+
+def _squares(gradients: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], factor: tf.Tensor) -> tf.Tensor:
+    """The sum of squares of each of `gradients`; small ones of one size are rows of a matrix, for one kernel."""
+    sums = {place: 2 * tf.nn.l2_loss(one) for place, one in enumerate(gradients) if not _is_small(one)}
+    sizes = [one.shape.num_elements() for one in reduced]
+    small = sorted(sums.keys() ^ range(len(sizes)), key=sizes.__getitem__)
+    for size, places in itertools.groupby(small, sizes.__getitem__):
+        same = [*places]
+        rows = tf.stack([tf.reshape(tf.cast(reduced[place], tf.float32), [size]) for place in same]) * factor
+        sums |= zip(same, tf.unstack(tf.reduce_sum(tf.square(rows), axis=1)), strict=True)
+    return tf.stack([sums[place] for place in range(len(sizes))])
 
 
 def _norm(

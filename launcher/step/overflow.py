@@ -19,6 +19,12 @@ def flags(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 @no_autograph
+def of_scalars(values: tf.Tensor) -> tf.Tensor:
+    """float32 of the same shape: 1 where a value is not finite."""
+    return 1.0 - tf.cast(tf.math.is_finite(values), tf.float32)
+
+
+@no_autograph
 def num_scalars(num_gradients: int) -> int:
     """How many scalars `pack` makes."""
     return -(-num_gradients // _FLAGS_A_SCALAR)

@@ -186,6 +186,7 @@ class ReplicaStep:
             true_weight=sums.weight,
             shards=in_shards,
             divides=config.selects,
+            each=config.one_program and not config.selects,
         )
         if limits is None:
             return checked

@@ -111,8 +111,10 @@ class Change:
 
     def flags(self) -> tf.Tensor:
         """Which weights' gradients are not finite, as `overflow.pack` tells."""
-        by_index = self._by_index(self.checked.gradients)
-        return overflow.pack(overflow.flags([by_index.get(i, tf.zeros([])) for i in range(self.num_weights)]))
+        squares = self.checked.squares
+        by_index = self._by_index(self.checked.gradients if squares is None else tf.unstack(squares))
+        of_all = [by_index.get(i, tf.zeros([])) for i in range(self.num_weights)]
+        return overflow.pack(overflow.flags(of_all) if squares is None else overflow.of_scalars(tf.stack(of_all)))
 
     def no_flags(self) -> tf.Tensor:
         """The `flags` of gradients that are finite."""

@@ -16,6 +16,7 @@ from cases import repeated_but
 
 from launcher.checkpoints import CheckpointStore
 from launcher.data.pipeline import Shard
+from launcher.run.plan import RunPlan
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.precision import FixedLossScale
@@ -202,14 +203,19 @@ def narrow_model():
     return keras.Sequential(
         [
             keras.Input((2,)),
-            keras.layers.Dense(2, use_bias=False, name="first", kernel_initializer="zeros"),
+            # So wide that the squares of its gradient are summed apart from those of small ones.
+            keras.layers.Dense(2100, use_bias=False, name="first", kernel_initializer="zeros"),
             keras.layers.Dense(1, use_bias=False, name="second", kernel_initializer=steep),
         ]
     )
 
 
-@pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
-def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(replicas):
+@pytest.mark.parametrize(
+    ("replicas", "on_gpus"), repeated_but([(2, False), (1, True)], [(1, False), (2, False), (1, True)])
+)
+def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(replicas, on_gpus, monkeypatch):
+    """One program on GPUs tells it by the sums of squares, of which it makes the norm."""
+    monkeypatch.setattr(RunPlan, "is_one_program", on_gpus)
     # What the backward pass brings to b is 1 / 4 of the scale; to A, 2^9 times that and the inputs.
     inputs = np.zeros((3, 4, 2), np.float32)
     inputs[1, 3] = 1
@@ -227,6 +233,8 @@ def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(repli
     records = small_run.train(made)
     np.testing.assert_array_equal(records.finite, [1, 1, 1])
     assert not records.non_finite.any()
+    # In the second step A's gradient alone is not 0: two rows of 2,100 numbers.
+    assert records.gradient_norm[1] == pytest.approx(2.0**9 / 4 * (2 * 2100) ** 0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [1, 23, 24, 25, 161])
