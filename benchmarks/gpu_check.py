@@ -16,6 +16,7 @@ soon as it is there. Cases in the order of what they settle:
   memory       a step that cannot fit; the share that JAX takes
   profile      kernels of traced steps, by time
   long         rows of 8,192 tokens, with the kernel and plain
+  overflow     steps skipped in float16, and which layers it names, as TensorFlow's on the CPU
   sixteen      ResNet-50 in float32 beside its 16 bits; without groups; the language model deterministic
   forecast     memory of both steps as preflight forecasts it for this card
   several      two GPUs or more: all of them, and their state shared out
@@ -51,10 +52,10 @@ KERNEL = "train.attention = 'kernel'"
 FLOAT32, FLOAT16, BFLOAT16 = (f"train.precision = '{one}'" for one in ("float32", "mixed_float16", "mixed_bfloat16"))
 RESNET = """
 include 'resnet_gpu.gin'
+import benchmarks.byte_images
 image_data.name = None
-image_data.source = @synthetic_images()
+image_data.source = @byte_images()
 image_data.augmentation = 'none'
-synthetic_images.num_classes = 1000
 train.strategy = 'auto'
 train.epochs = None
 """
@@ -79,8 +80,11 @@ class Check:
         self.small, self.engine, self.end = options.rehearse, options.engine, time.monotonic() + options.seconds
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
         self.keeps = options.keep and Path(options.keep)
+        if self.keeps:
+            self.keeps.mkdir(parents=True, exist_ok=True)
         self.environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1"}
-        self.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self.unplayed = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self.environ["PYTHONPATH"] = self.unplayed
         if self.small:
             self.environ["PYTHONPATH"] = f"{PLAYED}{os.pathsep}{self.environ['PYTHONPATH']}"
             self.environ |= {"PATH": f"{PLAYED / 'bin'}{os.pathsep}{os.environ['PATH']}", "PLAYED_GPUS": "1"}
@@ -126,7 +130,7 @@ class Check:
     def finish(self, process: subprocess.Popen, name: str, seconds: float) -> tuple[int | None, str]:
         """Its exit code, None where its time was over, and what it printed."""
         try:
-            code: int | None = process.wait(max(1.0, min(seconds, self.left)))
+            code: int | None = process.wait(max(1.0, min(seconds * (6 if self.small else 1), self.left)))
         except subprocess.TimeoutExpired:
             code = None
             with contextlib.suppress(ProcessLookupError):
@@ -134,9 +138,11 @@ class Check:
             process.wait()
         return code, (self.folder / f"{name}.log").read_text(errors="replace").replace("\r", "\n")
 
-    def launch(self, name: str, flags: Sequence[str], more: Mapping[str, str] | None = None, on_gpu: bool = True):
+    def launch(
+        self, name: str, flags: Sequence[str], more: Mapping[str, str] | None = None, on_gpu: bool = True, gpus: int = 1
+    ):
         """Begins a run of the launcher; `ended` takes it."""
-        engine = (f"--engine={self.engine}", "--replicas=1") if on_gpu else ()
+        engine = (f"--engine={self.engine}", f"--replicas={gpus}") if on_gpu else ()
         if on_gpu and self.engine == "pjrt":
             engine += (f"--compile_cache={self.folder / 'cache'}",)
         command = [str(HERE / "gpu_run.py"), *flags, *engine, f"--model_dir={self.folder / name}"]
@@ -151,6 +157,7 @@ class Check:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         train = [row for row in rows if row["split"] == "train"]
         found["losses"] = [row["loss"] for row in train]
+        found["skipped"] = re.findall(r"step (\d+) skipped: gradients were not finite.*?not finite: ([^\n]*)", said)
         if steady := [row["examples_per_second"] for row in train[1:] if row.get("examples_per_second")]:
             found["examples_per_second"] = round(sorted(steady)[len(steady) // 2], 1)
         found["input_wait_fraction"] = train[-1].get("input_wait_fraction") if train else None
@@ -182,6 +189,7 @@ class Check:
 
     def resnet(self, *bindings: str, batch: int = 256, steps: int = 80) -> list[str]:
         size = ("image_data.image_size = 32", "resnet.depth = 8") if self.small else ()
+        size += ("byte_images.examples = 64",) if self.small else ()
         return self._recipe("resnet", RESNET, batch, steps, (*size, *bindings))
 
     def lm(self, *bindings: str, batch: int = 64, steps: int = 80) -> list[str]:
@@ -304,6 +312,7 @@ def kernel(check: Check) -> dict[str, Any]:
 
 def transfer(check: Check) -> dict[str, Any]:
     """Milliseconds of a step of matrix products with a batch that is on the GPU, put before it, or ahead of it."""
+    _needs_jax(check)
     command = [str(HERE / "gpu_transfer.py"), *(["--small"] if check.small else [])]
     code, said = check.finish(check.begin(command, "transfer"), "transfer", 60)
     require(code == 0, said[-500:])
@@ -331,6 +340,7 @@ def auto(check: Check) -> dict[str, Any]:
 
 def memory(check: Check) -> dict[str, Any]:
     """Plain attention's scores of a batch that no card holds: refused before the first step, with both figures."""
+    _needs_jax(check)
     more = {"PLAYED_GPU_BYTES": str(2**20)}
     flags = check.lm("train.attention = 'plain'", batch=2048, steps=4)
     found = check.ended(check.launch("memory", flags, more), 170)
@@ -353,14 +363,29 @@ def profile(check: Check) -> dict[str, Any]:
 
 
 def long(check: Check) -> dict[str, Any]:
-    if check.small:
-        raise NotRun("cuDNN cannot be played")
-    longer = ("text_corpus.length = 8192", "language_model.max_length = 8192")
-    found = {}
-    for name, attention in (("kernel", KERNEL), ("plain", "train.attention = 'plain'")):
-        found[name] = check.timed(f"long_{name}", check.lm(*longer, attention, batch=4, steps=24), 4)
-    found["largest_difference_of_losses"] = apart(found["kernel"], found["plain"])
-    return found
+    tokens = 256 if check.small else 8192
+    longer = (f"text_corpus.length = {tokens}", f"language_model.max_length = {tokens}")
+    plain = check.timed("long_plain", check.lm(*longer, "train.attention = 'plain'", batch=4, steps=24), 4)
+    if not check.has_kernel:
+        return {"plain": plain, "kernel": "not run: cuDNN cannot be played"}
+    mine = check.timed("long_kernel", check.lm(*longer, KERNEL, batch=4, steps=24), 4)
+    return {"plain": plain, "kernel": mine, "largest_difference_of_losses": apart(mine, plain)}
+
+
+def overflow(check: Check) -> dict[str, Any]:
+    """The loss scale begins so high that gradients overflow; both sides skip the same steps and name layers."""
+    high = ("train.loss_scale = @DynamicLossScale()", "DynamicLossScale.initial_scale = 16777216.0")
+    runs = [
+        check.launch("overflow", check.digits(FLOAT16, *high), SHARED),
+        check.launch("cpu_overflow", check.digits(FLOAT16, *high), CPU, on_gpu=False),
+    ]
+    found = {run[0]: check.ended(run) for run in runs}
+    require(all(one["exit"] == 0 for one in found.values()), f"{found}"[:1500])
+    mine, theirs = found.values()
+    require(bool(theirs["skipped"]), "nothing overflowed")
+    require(mine["skipped"] == theirs["skipped"], f"skipped {mine['skipped']}, on the CPU {theirs['skipped']}")
+    require(apart(mine, theirs) < FAR_APART["float16"], f"losses are {apart(mine, theirs)} apart")
+    return {"skipped": mine["skipped"], "largest_difference_of_losses": apart(mine, theirs)}
 
 
 def sixteen(check: Check) -> dict[str, Any]:
@@ -375,35 +400,43 @@ def sixteen(check: Check) -> dict[str, Any]:
 def forecast(check: Check) -> dict[str, Any]:
     """Memory that preflight forecasts for this card, compiled on this machine."""
     card = check.card
-    if check.small or card is None:
+    if card is None:
         raise NotRun("no card that preflight knows")
-    found = {}
+    found, on_cpu = {}, {"JAX_PLATFORMS": "cpu", "PYTHONPATH": check.unplayed}  # its compilers are real ones
     for name, flags in (("resnet", check.resnet()), ("lm", check.lm("train.attention = 'plain'"))):
-        command = ["-m", "launcher.main", "--mode=preflight", f"--gpu_type={card}", "--engine=pjrt", *flags]
+        command = ["-m", "launcher.main", "--mode=preflight", f"--gpu_type={card}", f"--engine={check.engine}", *flags]
         folder = check.folder / f"forecast_{name}"
         code, said = check.finish(
-            check.begin([*command, f"--model_dir={folder}"], f"forecast_{name}", {"JAX_PLATFORMS": "cpu"}),
+            check.begin([*command, f"--model_dir={folder}"], f"forecast_{name}", on_cpu),
             "forecast_" + name,
             240,
         )
+        if "is not installed" in said:
+            raise NotRun(said.splitlines()[-1])
         require(code == 0, said[-500:])
         report = json.loads((folder / "preflight.json").read_text())["cases"][0]
-        found[name] = {"program_gib": report["hbm"]["needed"] / 2**30, "time": report.get("bounds")}
+        found[name] = {"program_gib": report["hbm"]["needed"] / 2**30, "time": report.get("roofline")}
     return found
 
 
 def several(check: Check) -> dict[str, Any]:
-    if len(check.gpus) < 2:
+    gpus = 2 if check.small else len(check.gpus)
+    if gpus < 2:
         raise NotRun("one GPU is there")
-    found = {}
-    for name, more in (("all", ()), ("shared_out", ("train.shard = 'all'",))):
-        flags = [one for one in check.digits(FLOAT32, *more) if one]
-        run = check.begin(
-            [str(HERE / "gpu_run.py"), *flags, "--engine=pjrt", f"--model_dir={check.folder / name}"], name
-        )
-        found[name] = check.ended((name, run, time.monotonic()))
-        require(found[name]["exit"] == 0, f"{found[name]}")
+    played, shared = {"PLAYED_GPUS": f"{gpus}"}, "all" if check.engine == "pjrt" else "optimizer"
+    one = check.ended(check.launch("one_of_several", check.digits(FLOAT32), played))
+    found: dict[str, Any] = {"gpus": gpus}
+    for name, more in (("all", ()), ("shared_out", (f"train.shard = '{shared}'",))):
+        run = check.ended(check.launch(f"several_{name}", check.digits(FLOAT32, *more), played, gpus=gpus))
+        require(run["exit"] == 0, f"{run}")
+        found[name] = {"largest_difference_of_losses": apart(run, one), "seconds": run["seconds"]}
+        require(apart(run, one) < FAR_APART["float32"], f"{found}")
     return found
+
+
+def _needs_jax(check: Check) -> None:
+    if check.engine != "pjrt":
+        raise NotRun("of JAX's runtime alone: --engine=pjrt")
 
 
 CASES: dict[str, Callable[[Check], dict[str, Any]]] = {
@@ -421,6 +454,7 @@ CASES: dict[str, Callable[[Check], dict[str, Any]]] = {
         memory,
         profile,
         long,
+        overflow,
         sixteen,
         forecast,
         several,
