@@ -108,7 +108,9 @@ def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
     masks = any(getattr(one, "mask_zero", hasattr(one, "mask_value")) for one in layers_of(model))
     for found in layer_policies.computing(model):
         layer, dtype = found.layer, found.layer.compute_dtype
-        ends = (getattr(layer, "activation", None) or type(layer)).__name__.lower()
+        ends = getattr(layer, "activation", None) or layer
+        ends = getattr(ends, "activation", ends)  # which may be a layer
+        ends = (ends if isinstance(ends, str) else getattr(ends, "__name__", type(ends).__name__)).lower()
         if id(layer) not in last or not (is_graph or ends in _SQUASHES):
             ends = ""
         for rule in RULES if dtype in _DIGITS else ():

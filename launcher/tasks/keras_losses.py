@@ -52,7 +52,7 @@ def place(
 
     Args:
       reduced: of each Loss object, whether it has one number for a batch, and whether a mask.
-      added: the sum of what the model's layers add, if that is more than regularisers.
+      added: the sum of what the model's layers add, if that is more than regularisers, or they update metrics.
       tried: an even number of real examples.
       where: the model is made, for messages.
 
@@ -100,8 +100,8 @@ def place(
     counts = at.compiled and (added is not None or needs_whole)
     if counts and at.pads and not at.jit:
         raise UsageError(
-            f"{where}: {'what a layer adds to the loss' if added else what} counts rows of weight 0, which "
-            "fill up a short batch on a TPU or by --engine=pjrt: have all batches whole, in validation too, or a "
+            f"{where}: {'what a layer adds to the loss or a metric' if added else what} counts rows of weight 0, "
+            "which fill up a short batch on a TPU or by --engine=pjrt: have all batches whole, in validation too, or a "
             "loss with a value for each row"
         )
     return gathers, counts and at.jit
@@ -153,3 +153,15 @@ def _adds_up(total: Total, batch: Batch) -> bool:
             trials += [found] * bool(np.isfinite(found).all())
     fold = fold_of(np.array(np.inf), trials, averages=True)  # of no start: one that is always 0 is no sum
     return fold is not None and fold.over_steps == "rows"
+
+
+def summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """What a layer adds as several values, summed as Keras does, so that the parts' mean by weight is that sum."""
+    size = tf.shape(loss)[0]
+    counts = (tf.range(size) < tf.cast(tf.reduce_sum(real), size.dtype)) | (size != tf.size(real))  # not what fills up
+    total = tf.reduce_sum(tf.where(tf.reshape(counts, [-1, *[1] * (loss.shape.rank - 1)]), loss, 0.0))
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return total
+    everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, weight)
+    return total * tf.cast(everywhere / tf.maximum(weight, 1.0), total.dtype)

@@ -61,9 +61,26 @@ def has_unknown(model: keras.Model) -> bool:
     return is_overridden(model) or not all(one.of_keras for one in _names(model).values())
 
 
-def updated(model: keras.Model, start: Sequence[Any], batch: Batch) -> tuple[list[Any], dict[str, Any]]:
-    """The states of the model's metrics after a batch, and what `compute_metrics` returns for it."""
+def of_layers(model: keras.Model, x: Any) -> frozenset[int]:
+    """Ids of the states that the model's layers update where they are called."""
+    own = [one for group in model.metrics if group.name not in ("loss", "compile_metrics") for one in group.variables]
+    with keras.StatelessScope() as scope:
+        for training in (True, False) if own else ():
+            model(x, training=training)
+    return frozenset(id(one) for one in own if scope.get_current_value(one) is not None)
+
+
+def updated(
+    model: keras.Model, start: Sequence[Any], batch: Batch, calls: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """The states of the model's metrics after a batch, and what `compute_metrics` returns for it.
+
+    Args:
+      calls: whether the model is called, too, for what its layers update.
+    """
     with undivided(), keras.StatelessScope([*zip(model.metrics_variables, start, strict=True)]) as scope:
+        if calls:
+            model(batch[0], training=False)
         logs = model.compute_metrics(*batch)
         return [scope.get_current_value(variable) for variable in model.metrics_variables], logs
 
@@ -117,11 +134,12 @@ def side_by_side(one: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.reshape(parts, tf.shape(whole)), whole.shape)
 
 
-def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fold]:
+def folds(model: keras.Model, batch: Batch, of_loss: Collection[int], calls: bool = False) -> list[Fold]:
     """How each of the model's metrics' variables is put together, found on a batch of two real examples or more.
 
     Args:
       of_loss: ids of the variables that `compute_loss` counts in.
+      calls: as of `updated`.
 
     Raises:
       UsageError: a state is put together in no way that is known.
@@ -135,8 +153,8 @@ def folds(model: keras.Model, batch: Batch, of_loss: Collection[int]) -> list[Fo
     start, trials = arrays(variables), []
     for both in variants(batch):
         first, second = halves(both)
-        after = [updated(model, start, part)[0] for part in (first, second, both)]
-        after += [updated(model, after[0], second)[0], updated(model, after[1], first)[0]]
+        after = [updated(model, start, part, calls)[0] for part in (first, second, both)]
+        after += [updated(model, after[0], second, calls)[0], updated(model, after[1], first, calls)[0]]
         trials.append([[np.asarray(state, np.float64) for state in states] for states in after])
     for index in open_ones:
         fold = fold_of(start[index].astype(np.float64), [[states[index] for states in trial] for trial in trials])
@@ -206,10 +224,11 @@ def ignores_weights(model: keras.Model, batch: Batch) -> list[str]:
     return [names[id(variable)].name for variable, one, other in pairs if not equal(one, other)]
 
 
-def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> list[str]:
-    """Names of the metrics with states that take whole batches."""
-    names, pairs = _names(model), zip(model.metrics_variables, found, strict=True)
-    return [names[id(variable)].name for variable, fold in pairs if fold.whole]
+def of_whole_batches(model: keras.Model, found: Sequence[Fold]) -> dict[int, str]:
+    """Ids of the states that take whole batches, and the names of their metrics."""
+    names = _names(model)
+    pairs = zip(map(id, model.metrics_variables), found, strict=True)
+    return {one: names[one].name for one, fold in pairs if fold.whole}
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

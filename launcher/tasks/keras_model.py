@@ -102,7 +102,7 @@ class KerasTask(Task):
         self._initial: list[np.ndarray] = []
         self._folds: list[keras_metrics.Fold] = []
         self._of_batch: tuple[str, ...] = ()
-        self._of_loss: frozenset[int] = frozenset()
+        self._of_loss = self._in_layers = frozenset[int]()  # ids of states of metrics, by what updates them
         self._told: dict[bool, Collection[str]] = {}  # what `compute_metrics` returns, by whether it trains
         self.example: keras_metrics.Batch | None = None
         self._place, self._gathers = Place(1, 1, False, False, False), False
@@ -175,6 +175,7 @@ class KerasTask(Task):
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self.example = x, y, outputs, weight
+        self._in_layers = keras_metrics.of_layers(model, x)
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         self._adds_sums = any(one.shape.rank for one in own)
         keras_losses.check_reductions(model, defined_at(self._build))
@@ -215,7 +216,7 @@ class KerasTask(Task):
         self._gathers, self.takes_real_rows = keras_losses.place(
             model,
             self._reduced,
-            self._added if self._has_own_losses else None,
+            self._added if self._has_own_losses or self._in_layers else None,
             tried,
             defined_at(self._build),
             place,
@@ -223,7 +224,7 @@ class KerasTask(Task):
         self.shows_rows = any(masked for _, masked in self._reduced) and (microbatches > 1 or place.jit)
         if not keras_metrics.has_unknown(model):
             return
-        self._folds = keras_metrics.folds(model, tried(), self._of_loss)
+        self._folds = keras_metrics.folds(model, tried(), self._of_loss, calls=bool(self._in_layers))
         self._of_batch = keras_metrics.of_one_batch(model, tried())
         where = f"{defined_at(self._build)}: metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
@@ -231,17 +232,19 @@ class KerasTask(Task):
                 f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
                 "(train.jit_compile, a TPU): have it use sample_weight, or train without"
             )
-        whole = [*keras_metrics.of_whole_batches(model, self._folds), *self._of_batch]
-        if whole and (microbatches > 1 or (compiled and num_replicas > 1)):
+        whole = keras_metrics.of_whole_batches(model, self._folds)
+        names = [*whole.values(), *self._of_batch]
+        if names and (microbatches > 1 or ((compiled or whole.keys() & self._in_layers) and num_replicas > 1)):
             raise UsageError(
-                f"{where} {whole[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
-                f"works neither with train.microbatches > 1 (it is {microbatches}) nor under XLA on several replicas"
+                f"{where} {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
+                f"works neither with train.microbatches > 1 (it is {microbatches}) nor, under XLA or where a layer "
+                "updates it, on several replicas"
             )
 
     def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
         assert self._model is not None
         _call(self._model, batch[0], False)
-        return tf.add_n([tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank])
+        return sum((tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank), tf.zeros([]))
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
         x, y, weight = self._first_batch()
@@ -352,19 +355,26 @@ class KerasTask(Task):
         is_alone = context is None or context.num_replicas_in_sync == 1
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
         has_statistics = training and any("moving_mean" in one.path for one in model.weights)
-        if not compiled and (is_alone or self.counts_rows or (self._has_own_losses and not has_statistics)):
+        sees_rows = (self._has_own_losses or self._in_layers) and not has_statistics
+        if not compiled and (is_alone or self.counts_rows or sees_rows):
             x = rows(x)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
+        initial = [tf.constant(value) for value in self._initial]
+        states = [*zip(model.metrics_variables, initial, strict=True)]
+        for variable, value in states:
+            if id(variable) in self._in_layers:
+                variable.assign(value)
         with undivided():  # of layers that have a loss of Keras's
             outputs = _call(model, x, training)
+        start = [(one, tf.identity(one.value) if id(one) in self._in_layers else value) for one, value in states]
         together = judged = x, y, outputs, sample_weight
         if compiled:
             judged = x, y, *padding_masked(outputs, sample_weight, real)
             weights = weights_of(outputs, sample_weight, real)
         else:
             x, y, outputs, weights = judged = tuple(rows(part) for part in together)
-        own = [_summed(one, real, num_real) if one.shape.rank else one for one in model.losses]
+        own = [keras_losses.summed(one, real, num_real) if one.shape.rank else one for one in model.losses]
         takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
         gathers, parts, num_everywhere = self._gathers and not is_alone, together, num_real
         if not is_alone and (takes_whole_batches or gathers):
@@ -386,8 +396,7 @@ class KerasTask(Task):
                 factor = kept
             elif not is_alone:
                 factor = functools.partial(keras_losses.of_all_replicas, num_real)
-        initial = [tf.constant(value) for value in self._initial]
-        with keras.StatelessScope([*zip(model.metrics_variables, initial, strict=True)]) as scope:
+        with keras.StatelessScope(start) as scope:
             before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
             with keras_losses_of(own, model, factor):
                 total = tf.cast(compute_loss(model, *judged, training), tf.float32)
@@ -475,22 +484,7 @@ def is_function(source: Any) -> bool:
 
 
 def _call(model: keras.Model, x: Any, training: bool) -> Any:
-    parameters = inspect.signature(model.call).parameters
-    if "training" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return model(x, training=training)
-    return model(x)
-
-
-def _summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """What a layer adds as several values, summed as Keras does, so that the parts' mean by weight is that sum."""
-    size = tf.shape(loss)[0]
-    counts = (tf.range(size) < tf.cast(tf.reduce_sum(real), size.dtype)) | (size != tf.size(real))  # not what fills up
-    total = tf.reduce_sum(tf.where(tf.reshape(counts, [-1, *[1] * (loss.shape.rank - 1)]), loss, 0.0))
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return total
-    everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, weight)
-    return total * tf.cast(everywhere / tf.maximum(weight, 1.0), total.dtype)
+    return model(x, training=training) if "training" in inspect.signature(model.call).parameters else model(x)
 
 
 def _check(model: Any, where: str) -> None:

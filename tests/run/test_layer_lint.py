@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 
 import keras
@@ -31,6 +32,17 @@ class LookedUp(keras.Model):
         return self.head(self.table(ids))
 
 
+class Named(layers.Layer):
+    """Knows its activation by name."""
+
+    def __init__(self, activation: str):
+        super().__init__(name="last")
+        self.activation = activation
+
+    def call(self, inputs):
+        return keras.activations.get(self.activation)(inputs)
+
+
 def found(make, *, policy="mixed_float16", inputs="float32") -> dict[str, str]:
     """Path and text by rule."""
     keras.config.set_dtype_policy(policy)
@@ -52,6 +64,14 @@ POOLED = [layers.GlobalAveragePooling1D, lambda: dense(dtype="float32")]
     ("rule", "path", "number", "speaks", "silent"),
     [
         ("head", "last", "8.3", lambda: sequential(dense("sigmoid")), lambda: sequential(dense("sigmoid", "float32"))),
+        (
+            "head",
+            "last",
+            "8.3",
+            lambda: sequential(dense(layers.Activation("sigmoid"))),  # an activation may be any object
+            lambda: sequential(dense(functools.partial(keras.activations.elu, alpha=2.0))),
+        ),
+        ("head", "last", "8.3", lambda: sequential(Named("sigmoid")), lambda: sequential(Named("relu"))),
         ("head", "last", "8.3", lambda: LookedUp(dense("softmax")), lambda: LookedUp(dense("softmax", "float32"))),
         (
             "head",
