@@ -62,6 +62,51 @@ def test_code_is_the_same_on_other_lines_and_another_with_any_constant_that_it_r
     assert text_of(first.Layer(2)) == text_of(again.Layer(2)) != text_of(again.Layer(3))
 
 
+SETTINGS = """
+import argparse, dataclasses, functools
+import keras, tensorflow as tf
+class CFG:
+    alpha, epochs, steps = {alpha}, {epochs}, 0
+class Small(CFG):
+    pass
+@dataclasses.dataclass
+class Data:
+    alpha: float
+    epochs: int
+data, space = Data({alpha}, {epochs}), argparse.Namespace(alpha={alpha}, epochs={epochs})
+mapping = {{"alpha": {alpha}, "epochs": {epochs}}}
+def by_class(y): return y * CFG.alpha
+def by_inherited(y): return y * Small.alpha
+def by_dataclass(y): return y * data.alpha
+def by_namespace(y): return y * space.alpha
+def by_dict(y): return y * mapping["alpha"]
+def by_counting(y):
+    CFG.steps += 1
+    return y * {alpha}
+def scaled(function):
+    @functools.wraps(function)
+    def inside(y): return function(y) * {alpha}
+    return inside
+@scaled
+def by_decorator(y): return y
+class by_method(keras.layers.Layer):
+    @tf.function
+    def call(self, x): return x * {alpha}
+"""
+
+
+def test_of_settings_those_that_code_names_are_told_and_its_decorators():
+    def made(alpha=2.0, epochs=3):
+        scope = {"__name__": "__main__"}
+        exec(compile(SETTINGS.format(alpha=alpha, epochs=epochs), "program.py", "exec"), scope)
+        return {name: value for name, value in scope.items() if name.startswith("by_")}
+
+    first, same, other = made(), made(epochs=9), made(alpha=5.0)
+    same["by_counting"](1.0)
+    for name, value in first.items():
+        assert text_of(value) == text_of(same[name]) != text_of(other[name]), name
+
+
 def test_code_that_refers_deeper_than_python_goes_is_told_by_its_class_at_once():
     calls = "\n".join(f"def f{n}(x): return f{n + 1}(x) + f{n + 2}(x)" for n in range(2000))
     scope: dict[str, types.FunctionType] = {"__name__": "own"}
@@ -77,6 +122,9 @@ def test_values_are_told_by_what_they_are():
     assert text_of(keras.layers.Dense(2, name="a")) == text_of(keras.layers.Dense(2, name="b"))
     assert text_of(keras.layers.RandomFlip()) == text_of(keras.layers.RandomFlip())
     assert text_of(keras.optimizers.SGD(0.1)) != text_of(keras.optimizers.SGD(0.2))
+    used = keras.callbacks.EarlyStopping("loss", min_delta=0.1)
+    used.min_delta = -0.1  # as it is after a training
+    assert text_of(used) == text_of(keras.callbacks.EarlyStopping("loss", min_delta=0.1))
 
     class Refuses:
         def get_config(self):
@@ -90,6 +138,21 @@ def model(*, units=8, activation="relu", rate=0.1, dropout=0.0, penalty=None, lo
     made = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, kernel_regularizer=penalty)])
     made.compile(optimizer or keras.optimizers.SGD(rate), loss)
     return made
+
+
+def wired(*, skip=False, factor=2.0, metrics=()):
+    inputs = keras.Input((4,))
+    first = keras.layers.Dense(4)(inputs)
+    second = keras.layers.Dense(4)(first)
+    joined = keras.layers.Add()([second, inputs if skip else first]) * factor
+    made = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    made.compile(keras.optimizers.SGD(0.1), "mse", metrics=[*metrics, Far()])
+    return made
+
+
+class Far(keras.metrics.MeanAbsoluteError):
+    def result(self):
+        return super().result() * 2.0
 
 
 def fit(folder, given=None, epochs=1, told=(), **changes):
@@ -140,6 +203,24 @@ def test_a_program_that_trains_something_else_is_refused_with_both_values_and_no
             fit(folder, **changes)
         assert said in str(caught.value) and "Checkpoints.on_changed_program" in str(caught.value)
     assert files(folder) == before
+
+
+def test_layers_are_called_as_they_were_and_a_metric_beside_ones_own_is_only_noted(tmp_path, caplog):
+    done = fit(tmp_path, wired).history
+    for changes in {"skip": True}, {"factor": 3.0}:
+        with pytest.raises(UsageError, match=r"model\.calls: .* then, .* now"):
+            fit(tmp_path, lambda changes=changes: wired(**changes))
+    assert fit(tmp_path, wired).history == done and not caplog.records
+    assert fit(tmp_path, lambda: wired(metrics=["mse"])).history == done
+    assert "metrics: [Far {code" in caplog.text
+
+
+def test_what_a_callback_has_ended_goes_on_where_that_callback_is_gone_or_another(tmp_path):
+    def epochs(patience, *others):
+        stops = [keras.callbacks.EarlyStopping("loss", min_delta=9.0, patience=patience)] if patience else []
+        return len(fit(tmp_path, epochs=5, told={"callbacks": [*others, *stops]}).epoch)
+
+    assert [epochs(1), epochs(1), epochs(1, keras.callbacks.TerminateOnNaN()), epochs(2), epochs(0)] == [2, 2, 2, 3, 5]
 
 
 def test_a_finished_run_returns_its_history_and_says_what_has_changed_since(trained, folder, caplog):
@@ -204,3 +285,17 @@ def test_a_model_that_is_given_is_the_same_in_any_process_and_must_come_with_the
     monkeypatch.setattr(program_record, "_used", set())  # as in another process
     with pytest.raises(UsageError, match=r"first_weights: .* then, .* now"):
         fit(run, given(0.5), epochs=3)
+
+
+def test_a_cell_that_is_run_again_goes_on_whatever_its_layers_are_called(tmp_path):
+    def cell(epochs):
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(4, name="block_2_of_3")(keras.layers.Dense(4, name="my_dense_2")(inputs))
+        hidden = keras.layers.Bidirectional(keras.layers.SimpleRNN(2, unroll=True))(
+            keras.layers.Reshape((1, 4))(hidden)
+        )
+        made = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        made.compile("sgd", "mse")
+        return fit(tmp_path, made, epochs=epochs)
+
+    assert cell(1).history["loss"] == cell(2).history["loss"][:1]

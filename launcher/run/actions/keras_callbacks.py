@@ -23,6 +23,7 @@ from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Event, Phase
 from launcher.run.session import Session
 from launcher.run.start.starting_point import StartingPoint
+from launcher.run.start.value_text import text_of
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import folded, metric_results
 from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, works_by_batches
@@ -69,6 +70,7 @@ class KerasCallbacks(Action):
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
         deciding = [one for one in callbacks if not isinstance(one, WRITERS)]
         self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in deciding)
+        self._texts, self._ender = [text_of(one) for one in callbacks], ""
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
@@ -188,13 +190,13 @@ class KerasCallbacks(Action):
         return self._has_ended
 
     def why_ended(self) -> str:
-        return "a callback of Keras set stop_training" if self._has_ended else ""
+        return "a callback of Keras set stop_training, and is there as it was" if self._has_ended else ""
 
     def state(self) -> dict[str, np.ndarray]:
         if not self._begun:  # what callbacks hold before `on_train_begin` is no state of a training
             return {} if self._restored is None else {_STATE: self._restored}
         own = {"ended": self._has_ended, "stops": self._stops, "sums": self._sums, "first_epoch": self._first_epoch}
-        records: list[dict[str, Any]] = [{**own, "last_logs": self._last_logs}]
+        records: list[dict[str, Any]] = [{**own, "last_logs": self._last_logs, "ender": self._ender}]
         for callback, first, names in zip(self._callbacks, self._first, self._changed, strict=True):
             state = callback_state.changed(callback, first, names)
             records.append({_KIND: type(callback).__name__, **_of_file(callback), **state})
@@ -260,6 +262,8 @@ class KerasCallbacks(Action):
         for callback in self._here if among is None else among:
             try:
                 getattr(callback, name)(*arguments, **named)
+                if self._trainer.model.stop_training and not self._ender:
+                    self._ender = self._texts[self._callbacks.index(callback)]
             except Exception as error:
                 place = user_code.raised_at(error)
                 if not isinstance(error, _MISTAKES) or place is None or place.file != __file__:  # of the user's own
@@ -289,7 +293,9 @@ class KerasCallbacks(Action):
                 f"fit: initial_epoch = {self._first_epoch}, and the run in this model_dir began with "
                 f"{own['first_epoch']}: it goes on by itself, so leave the argument as it was, or name another folder"
             )
-        self._sums, self._has_ended, self._stops = own["sums"], own["ended"], own["stops"]
+        self._sums, ender = own["sums"], own.get("ender")
+        if not ender or ender in self._texts:  # else, what ended it is gone or another now
+            self._has_ended, self._stops, self._ender = own["ended"], own["stops"], ender or ""
         self._last_logs = own["last_logs"]
         records = self._records_of()
         for callback, names in zip(self._callbacks, self._changed, strict=True):

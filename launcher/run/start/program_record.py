@@ -92,8 +92,11 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
                 yield f"task.{name}", False, value
     with contextlib.suppress(Exception):  # of what Keras cannot tell as a config
         yield "loss_weights", False, model.get_compile_config().get("loss_weights")
-    for number, value in enumerate(keras_private.given_metrics(model), 1):
-        yield f"metric {number}", "{code" not in text_of(value), value
+    metrics = keras_private.given_metrics(model)
+    yield "metrics", True, metrics
+    for kind in (one if hasattr(one, "__name__") else type(one) for one in metrics):
+        if "{code" in text_of(kind):
+            yield f"metric.{kind.__name__}", False, kind
     counts: collections.Counter[str] = collections.Counter()  # names of layers are counted in each process
     for layer in layers_of(model):
         kind = type(layer).__name__
@@ -104,6 +107,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
             yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
+    yield "model.calls", False, [calls for one in layers_of(model) if (calls := keras_private.calls_of(one))]
     for number, one in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
         yield f"optimizer {number}", False, type(one)
         for name, value in settings_of(one).items():

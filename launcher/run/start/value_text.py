@@ -6,7 +6,9 @@ the functions, classes and plain values that they refer to; code of libraries by
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -29,6 +31,7 @@ from launcher.errors.user_code import Place
 _CHANGES = ("append", "add", "extend", "insert", "update", "setdefault", "pop")
 _PLAIN = bool | int | float | complex | str | bytes | None | types.EllipsisType
 _STATE = keras.Variable | tf.Variable | keras.random.SeedGenerator | keras.Model
+_NAMESPACES = types.SimpleNamespace | argparse.Namespace
 _NOT_TOLD = ("name", "seed", "dtype", "trainable", "args", "kwargs")
 _SAID = 300
 
@@ -49,6 +52,8 @@ def settings_of(value: Any) -> dict[str, Any]:
         names += inspect.signature(type(value)).parameters
         config |= value.get_config()
     kept = {name: held.get(name, held.get(f"_{name}")) for name in (*names, *config)}
+    if isinstance(least := kept.get("min_delta"), float | int):  # whose sign EarlyStopping turns where less is better
+        kept["min_delta"] = abs(least)
     # A function or an object tells more than its name in a config.
     told = {name: one if callable(one) else config.get(name, one) for name, one in kept.items()}
     return {name: one for name, one in told.items() if name not in _NOT_TOLD}
@@ -113,10 +118,12 @@ def _code(value: Any, seen: dict[int, Any]) -> Iterator[str]:
         counted = {it.argval for one in functions.values() for it in dis.get_instructions(one) if "STORE" in it.opname}
         for name, one in sorted(members.items()):
             is_plain = isinstance(one, _PLAIN | tuple) and not name.startswith("__") and name not in counted
-            if name in functions or is_plain:
+            if callable(one) or is_plain:
                 yield f"{name} {_text(one, seen)}"
         return
-    function = inspect.unwrap(getattr(value, "python_function", value))
+    function = inspect.unwrap(
+        getattr(value, "python_function", value), stop=lambda one: hasattr(one, "__code__") and is_own(one)
+    )
     if hasattr(function, "__code__") and is_own(function):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         scope = function.__globals__ | {name: cell.cell_contents for name, cell in cells}
@@ -129,6 +136,7 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
     found = [*dis.get_instructions(code)]
     words = {it.argval for it in found if isinstance(it.argval, str)}
     set_here = {it.argval for it in found if it.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    stored = {it.argval for it in found if it.opname == "STORE_ATTR"}
     sets_items = any(it.opname == "STORE_SUBSCR" for it in found)
     for it, following in itertools.zip_longest(found, found[1:]):
         if isinstance(it.argval, types.CodeType):
@@ -138,7 +146,15 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
         if it.opname not in ("LOAD_GLOBAL", "LOAD_DEREF") or it.argval in set_here:
             continue
         value = scope.get(it.argval)
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, dict):  # of settings, those that are named here, if any are
+            value = {word: value[word] for word in words & value.keys()} or value
+        has_settings = inspect.isclass(value) or dataclasses.is_dataclass(value) or isinstance(value, _NAMESPACES)
+        part = getattr(value, following.argval, None) if has_settings and following.opname == "LOAD_ATTR" else None
+        if has_settings and (following.opname in ("STORE_ATTR", "COPY") or following.argval in stored):
+            continue  # it is set here
+        if part is not None and isinstance(part, _PLAIN | tuple):
+            yield _text(part, seen)
+        elif isinstance(value, types.ModuleType):
             yield from (_text(vars(value)[word], seen) for word in sorted(words & vars(value).keys()) if is_own(value))
         elif following.argval not in _CHANGES and not (sets_items and isinstance(value, dict | list)):
             yield _text(value, seen)
