@@ -183,15 +183,24 @@ def unscale_and_check(
 
 
 def _squares(gradients: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], factor: tf.Tensor) -> tf.Tensor:
-    """The sum of squares of each of `gradients`; small ones of one size are rows of a matrix, for one kernel."""
-    sums = {place: 2 * tf.nn.l2_loss(one) for place, one in enumerate(gradients) if not _is_small(one)}
-    sizes = [one.shape.num_elements() for one in reduced]
-    small = sorted(sums.keys() ^ range(len(sizes)), key=sizes.__getitem__)
-    for size, places in itertools.groupby(small, sizes.__getitem__):
+    """The sum of squares of each of `gradients`, by rows of matrices, each of which is one kernel's work.
+
+    In a row are the squares of a small one, or those of a large one, summed over its last axis.
+    """
+
+    def row(gradient: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        small = _is_small(gradient)
+        squares = tf.square(tf.cast(before, tf.float32) * factor if small else gradient)
+        return tf.reshape(squares if small else tf.reduce_sum(squares, axis=-1), [-1])
+
+    rows = list(map(row, gradients, reduced))
+    sizes = [one.shape[0] for one in rows]
+    sums: dict[int, tf.Tensor] = {}
+    for _, places in itertools.groupby(sorted(range(len(rows)), key=sizes.__getitem__), sizes.__getitem__):
         same = [*places]
-        rows = tf.stack([tf.reshape(tf.cast(reduced[place], tf.float32), [size]) for place in same]) * factor
-        sums |= zip(same, tf.unstack(tf.reduce_sum(tf.square(rows), axis=1)), strict=True)
-    return tf.stack([sums[place] for place in range(len(sizes))])
+        of_each = tf.reduce_sum(tf.stack([rows[place] for place in same]), axis=1)
+        sums |= zip(same, tf.unstack(of_each), strict=True)
+    return tf.stack([sums[place] for place in range(len(rows))])
 
 
 def _norm(
