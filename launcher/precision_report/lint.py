@@ -40,6 +40,11 @@ _OPERATIONS = {
         "squared differences, as in a variance, are computed in {dtype}",
         "cast to float32 before the mean and the variance, and back after",
     ),
+    "Cumsum": (
+        "running sum in 16 bits",
+        "a running sum is computed in {dtype}: in bfloat16, one of ones stops at 256",
+        "cast to float32 before it, and back after",
+    ),
     **dict.fromkeys(_DRAWS, _DRAWN),
 }
 _NARROW = (tf.float16, tf.bfloat16)

@@ -140,12 +140,14 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
 
 def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable]) -> list[Statistic]:
     """How what is assigned is put together from the parts of a batch, by a trial of what layers of one's own keep."""
-    if plan.num_parts == 1 or initial_values.are_left_out() or not statistics.unknown(model, assigned):
-        return [*map(statistics.usual, assigned)]
     task, size = plan.recipe.task, plan.recipe.global_batch_size
+    unknown = bool(statistics.unknown(model, assigned))
+    if plan.num_parts == 1 or initial_values.are_left_out() or not unknown:
+        task.counts_rows |= unknown
+        return [*map(statistics.usual, assigned)]
     batch = next(iter(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
     found = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
-    task.counts_rows = any(one.fold in ("sum", "rows") for one in found)
+    task.counts_rows |= any(one.fold in ("sum", "rows") for one in found)
     return found
 
 

@@ -30,7 +30,7 @@ def candidates(model: keras.Model) -> list[keras.Variable]:
     return [
         variable
         for variable in (*model.non_trainable_variables, *rnn_states(model))
-        if id(variable) not in seeds and (is_moving(variable) or tf.dtypes.as_dtype(variable.dtype).is_integer)
+        if id(variable) not in seeds and variable.dtype != "string"
     ]
 
 

@@ -127,10 +127,10 @@ def tried(
     def changes(start: int, part: Batch) -> list[np.ndarray]:
         put_back()
         for one in states:
-            one.assign_add(np.array(start).astype(one.dtype))
+            one.assign(one.numpy() + np.array(start).astype(one.dtype))
         begun = arrays(states)
         forward(part)
-        return [(one.numpy() - old).astype(np.float64) for one, old in zip(states, begun, strict=True)]
+        return [one.numpy().astype(np.float64) - old for one, old in zip(states, begun, strict=True)]
 
     trials = []
     rows = min(_ROWS, len(batch[WEIGHT])) // 2 * 2
@@ -148,7 +148,8 @@ def tried(
                 trials.append([changes(start, part) for part in (*parts, both)])
     for place, one in enumerate(states):
         found = [[change[place] for change in trial] for trial in trials]
-        fold = fold_of(np.zeros(one.shape), found, averages=is_moving(one))
+        none = np.full(one.shape, np.inf if one.dtype == "bool" else 0.0)  # truths have no sum
+        fold = fold_of(none, found, averages=is_moving(one))
         if fold is None:
             raise UsageError(
                 f"{one.path}: what is assigned to it is no mean, sum, maximum or minimum over the rows of a batch, so "

@@ -25,7 +25,8 @@ import tensorflow as tf
 _NODE = re.compile(r"(?P<begin>Detected at node (?P<name>\S+) defined at .*\n)<stack traces unavailable>\n?")
 # Leans on TensorFlow: CPU kernels add up in the dtype of this input; Snapshot can stand in for them, as its output has
 # their name. Noticed by tests/step/test_summation.py. Then: leave out what adds up in float32.
-_NARROW = {"ScatterNd": 1, **dict.fromkeys(["BiasAddGrad", "Mean", "SegmentSum", "Sum", "UnsortedSegmentSum"], 0)}
+_ROWS = ("BiasAddGrad", "Mean", "Prod", "SegmentMean", "SegmentSum", "Sum", "UnsortedSegmentSum")
+_NARROW = {"ScatterNd": 1, **dict.fromkeys(_ROWS, 0)}
 # Grappler puts the function in the place of these.
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 

@@ -47,6 +47,7 @@ def place(
     tried: Callable[[], Batch],
     where: str,
     at: Place,
+    counts_rows: bool,
 ) -> tuple[bool, bool]:
     """How a model's loss is right: whether from the outputs for the whole batch, and without what fills it up.
 
@@ -55,13 +56,15 @@ def place(
       added: the sum of what the model's layers add, if that is more than regularisers, or they update metrics.
       tried: an even number of real examples.
       where: the model is made, for messages.
+      counts_rows: whether a layer does, in a state of its own.
 
     Raises:
       UsageError: it is right in no way that is known.
     """
     several, is_own = at.num_replicas * at.microbatches > 1, is_overridden(model, "compute_loss")
     is_apart = several and (at.microbatches > 1 or at.jit)
-    own = [getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss) if not is_plain(one)]
+    losses = [one for one in keras.tree.flatten(model.loss) if not is_plain(one)]
+    own = [getattr(one, "name", getattr(one, "__name__", one)) for one in losses]
     what = f"{type(model).__name__}.compute_loss" if is_own else f"the loss {next(iter(own), '')}"
     apart = (
         f"which works neither with train.microbatches > 1 (it is {at.microbatches}) nor with train.jit_compile on "
@@ -91,16 +94,17 @@ def place(
             f"by the rows, {apart}"
         )
     if several and added and not versions.sums_activity_penalties():
-        whole, again, *parts = (float(added(one)) for one in (tried(), tried(), *halves(tried())))
+        with trial(model):
+            whole, again, *parts = (float(added(one)) for one in (tried(), tried(), *halves(tried())))
         if whole == again and not equal(whole, np.mean(parts)):
             raise UsageError(
                 f"{where}: a layer adds a loss that is no mean over the rows of a batch, which works on one "
                 "replica without microbatches alone: have it divide by the rows, or compute it in the loss"
             )
-    counts = at.compiled and (added is not None or needs_whole)
+    counts = at.compiled and (counts_rows or added is not None or needs_whole)
     if counts and at.pads and not at.jit:
         raise UsageError(
-            f"{where}: {'what a layer adds to the loss or a metric' if added else what} counts rows of weight 0, "
+            f"{where}: {what if needs_whole else 'what a layer adds or keeps'} counts rows of weight 0, "
             "which fill up a short batch on a TPU or by --engine=pjrt: have all batches whole, in validation too, or a "
             "loss with a value for each row"
         )
@@ -136,6 +140,16 @@ def is_plain(loss: Any) -> bool:
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     own = loss if inspect.isfunction(loss) else type(loss)
     return loss is None or (own.__module__.startswith("keras.") and own.__name__.lower() not in _TO_BE_TRIED)
+
+
+def trial(model: keras.Model) -> keras.StatelessScope:
+    """A scope in which a model's layers add losses, and assign nothing; Keras looks for regularised weights in it."""
+    return keras.StatelessScope([(one, one) for one in model.trainable_variables], collect_losses=True)
+
+
+def has_statistics(model: keras.Model) -> bool:
+    """Whether it has batch normalisation."""
+    return any("moving_mean" in one.path for one in model.weights)
 
 
 def _adds_up(total: Total, batch: Batch) -> bool:

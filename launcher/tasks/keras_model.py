@@ -177,6 +177,7 @@ class KerasTask(Task):
             self.example = x, y, outputs, weight
         self._in_layers = keras_metrics.of_layers(model, x)
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
+        self._num_losses, self._adds_training = len(own), False
         self._adds_sums = any(one.shape.rank for one in own)
         keras_losses.check_reductions(model, defined_at(self._build))
         model.reset_metrics()  # as Keras does before each epoch: another fit, or evaluate, may have left something
@@ -212,21 +213,24 @@ class KerasTask(Task):
             )
         if model is None or self._own is not None:
             return
+        # What layers add in training alone; with batch normalisation, rows would matter to one another in its trial.
+        if (num_replicas * microbatches > 1 or compiled) and self.example and not keras_losses.has_statistics(model):
+            with keras_losses.trial(model), contextlib.suppress(*_ERRORS):
+                _call(model, self.example[0], True)
+                self._adds_training = len(model.losses) > self._num_losses
+                self._has_own_losses |= self._adds_training
         tried = functools.cache(lambda: self._tried(model))
+        added = self._added if self._has_own_losses or self._in_layers else None
+        where = defined_at(self._build)
         self._gathers, self.takes_real_rows = keras_losses.place(
-            model,
-            self._reduced,
-            self._added if self._has_own_losses or self._in_layers else None,
-            tried,
-            defined_at(self._build),
-            place,
+            model, self._reduced, added, tried, where, place, self.counts_rows
         )
         self.shows_rows = any(masked for _, masked in self._reduced) and (microbatches > 1 or place.jit)
         if not keras_metrics.has_unknown(model):
             return
         self._folds = keras_metrics.folds(model, tried(), self._of_loss, calls=bool(self._in_layers))
         self._of_batch = keras_metrics.of_one_batch(model, tried())
-        where = f"{defined_at(self._build)}: metric"
+        where += ": metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
             raise UsageError(
                 f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
@@ -243,7 +247,7 @@ class KerasTask(Task):
 
     def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
         assert self._model is not None
-        _call(self._model, batch[0], False)
+        _call(self._model, batch[0], self._adds_training)
         return sum((tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank), tf.zeros([]))
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
@@ -311,8 +315,7 @@ class KerasTask(Task):
     @no_autograph
     def train_step(self, batch: dict[str, tf.Tensor], tracing: Tracing) -> Sums:
         """The model's own, on this replica's examples."""
-        assert self._own is not None
-        return self._own.run(self._rows(batch, training=True), tracing, training=True)
+        return self.own_steps.run(self._rows(batch, training=True), tracing, training=True)
 
     def try_step(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> None:
         if self._own is None:
@@ -354,7 +357,7 @@ class KerasTask(Task):
         context = tf.distribute.get_replica_context()
         is_alone = context is None or context.num_replicas_in_sync == 1
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
-        has_statistics = training and any("moving_mean" in one.path for one in model.weights)
+        has_statistics = training and keras_losses.has_statistics(model)
         sees_rows = (self._has_own_losses or self._in_layers) and not has_statistics
         if not compiled and (is_alone or self.counts_rows or sees_rows):
             x = rows(x)

@@ -32,7 +32,7 @@ class Meter(layers.Layer):
         self.rows, self.total = state("rows", "int64"), state("total", shape=(3,))
         self.steps, self.rate = state("steps", "int32"), state("rate")
         self.high, self.low = state("high", start=-5, shape=(3,)), state("low", "int32", start=900)
-        self.mean = state("mean", shape=(3,))
+        self.mean, self.above = state("mean", shape=(3,)), state("above", "bool", shape=(3,))
 
     def call(self, x, training=False):
         if training:
@@ -42,6 +42,7 @@ class Meter(layers.Layer):
             self.rate.assign(0.9 * self.rate + 0.1)
             self.high.assign(ops.maximum(self.high, ops.max(x, 0)))
             self.low.assign(ops.minimum(self.low, ops.cast(100 * ops.min(x), "int32")))
+            self.above.assign(ops.logical_or(self.above, ops.any(x > 2.8, 0)))
             self.mean.assign(0.9 * self.mean + 0.1 * ops.mean(x, 0))
         return x
 
@@ -143,9 +144,14 @@ def of_launcher(build, data, folder, replicas=2, **settings):
 @pytest.mark.parametrize(
     ("name", "settings"),
     repeated_but(
-        [("metered", {"replicas": 2}), ("masked normalisation", {"replicas": 2})],
+        [
+            ("metered", {"replicas": 2}),
+            ("metered", {"replicas": 1, "jit_compile": True}),
+            ("masked normalisation", {"replicas": 2}),
+        ],
         [
             *((name, {"replicas": replicas}) for name in CASES for replicas in (1, 2)),
+            ("metered", {"replicas": 1, "jit_compile": True}),
             ("metered", {"replicas": 1, "microbatches": 2}),
             ("metered", {"replicas": 2, "microbatches": 2}),
         ],

@@ -106,6 +106,8 @@ NARROW = {
     "a bias": lambda x: tf.raw_ops.BiasAddGrad(out_backprop=x),
     "a sum": lambda x: tf.reduce_sum(tf.reshape(x, [64, 128, 4]), [0, 1]),
     "a mean": lambda x: tf.reduce_mean(tf.reshape(x, [64, 128, 4]), [0, 1]),
+    "a product": lambda x: tf.reduce_prod(0 * x[:1000] + 1.0078125, 0),
+    "means of segments": lambda x: tf.math.segment_mean(x, tf.range(8192) // 4096),
     "segments": lambda x: tf.math.segment_sum(x, tf.range(8192) // 4096),
     "segments in any order": lambda x: tf.math.unsorted_segment_sum(x, tf.range(8192) % 2, 2),
     "scattered": lambda x: tf.scatter_nd(tf.range(8192)[:, None] % 2, x, [2, 4]),

@@ -29,14 +29,15 @@ HELD_OUT = slice(0, 5)
 
 
 class AddsLoss(layers.Layer):
-    """Adds a mean over the rows, or another function of their values."""
+    """Adds a mean over the rows, or another function of their values; maybe in training alone."""
 
-    def __init__(self, of_rows=ops.mean):
+    def __init__(self, of_rows=ops.mean, always=True):
         super().__init__()
-        self.supports_masking, self.of_rows = True, of_rows
+        self.supports_masking, self.of_rows, self.always = True, of_rows, always
 
-    def call(self, x):
-        self.add_loss(0.1 * self.of_rows(ops.sum(ops.square(x), (-1, -2))))
+    def call(self, x, training=False):
+        if training or self.always:
+            self.add_loss(0.1 * self.of_rows(ops.sum(ops.square(x), (-1, -2))))
         return x
 
 
@@ -106,6 +107,10 @@ CASES = {
     "Dice": (lambda: regression(losses.Dice(), activation="sigmoid"), WHOLE),
     "contrast": (lambda: regression(contrast, units=3), WHOLE),
     "a sum over a constant": (lambda: regression(lambda y, found: ops.sum(ops.square(y - found)) / 7), (X, Y)),
+    "added in training": (
+        lambda: of_words(crossentropy(), adds=[lambda: AddsLoss(always=False)], mask=False),
+        (WORDS, NEXT % 9),
+    ),
     "nothing": (lambda: regression(lambda y, found: 0 * ops.mean(found)), (X, Y)),  # beside penalties and add_loss
     "rows": (lambda: regression(a_row), (X, Y, np.linspace(0.5, 2, 10, dtype=np.float32))),
     "compute_loss": (lambda: regression("mse", kind=Compares), (X, Y)),
@@ -135,6 +140,7 @@ GATE = [
     ("a masked mean", 2, {}),
     ("a mask and ignored words", 2, XLA | PARTS),
     ("Dice", 1, XLA),
+    ("added in training", 1, XLA),
     ("nothing", 1, PARTS),
 ]
 MORE = [("ignored words", 1, PARTS), ("rows", 2, XLA), *((name, *where) for name in CASES for where in TOPOLOGIES)]
@@ -173,6 +179,12 @@ class Squares(keras.Model):
             (lambda: of_words(crossentropy(), adds=[lambda: AddsLoss(ops.sum)]), (WORDS, WORDS)),
             2,
             {},
+            "a layer adds a loss that is no mean over the rows",
+        ),
+        (
+            (lambda: of_words(crossentropy(), mask=False, adds=[lambda: AddsLoss(ops.sum, False)]), (WORDS, WORDS)),
+            1,
+            PARTS,
             "a layer adds a loss that is no mean over the rows",
         ),
     ],
