@@ -191,12 +191,12 @@ def calls_of(model: keras.Model) -> list[Any]:
 
     Empty for another model. By the nodes from which Keras writes a config, which not every layer has.
     """
-    numbers, calls, by_depth = dict[int, str](), list[Any](), getattr(model, "_nodes_by_depth", {})
-    for node in (node for depth in sorted(by_depth)[::-1] for node in by_depth[depth]):
-        operation, given = node.operation, [node.arguments.args, node.arguments.kwargs]
-        told = keras.tree.map_structure(lambda one: numbers.get(id(one), one), given)
-        of_layer = f"{type(operation).__name__} {model.operations.index(operation)}"  # by which calls of one are told
-        calls.append([of_layer if isinstance(operation, keras.Layer) else operation, told])
+    numbers, calls, nodes = dict[int, str](), list[Any](), getattr(model, "_nodes_by_depth", {})
+    for node in (node for depth in sorted(nodes, reverse=True) for node in nodes[depth]):
+        operation, given = node.operation, (node.arguments.args, node.arguments.kwargs)
+        if isinstance(operation, keras.Layer):  # by its place, which tells calls of one from those of two
+            operation = f"{type(operation).__name__} {model.operations.index(operation)}"
+        calls.append([operation, keras.tree.map_structure(lambda one: numbers.get(id(one), one), given)])
         numbers.update({id(one): f"#{len(numbers) + at}" for at, one in enumerate(node.outputs)})
     return [*calls, [numbers.get(id(one)) for one in model.outputs]] if calls else []
 
@@ -207,33 +207,28 @@ def seed_of_program() -> int | None:
     return None if seed is None else int(seed)
 
 
-_counted_from: weakref.WeakKeyDictionary[keras.Model, tuple[re.Pattern[str], dict[str, int]]] = (
-    weakref.WeakKeyDictionary()
-)
+_counted_from: weakref.WeakKeyDictionary[keras.Model, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
-def _firsts(parts: Sequence[Any]) -> tuple[re.Pattern[str], dict[str, int]]:
-    """Of names that Keras has counted up in this process, the first count; and what finds them beside given names."""
-    found, given = dict[str, int](), set[str]()
+def _firsts(parts: Sequence[Any]) -> dict[str, int]:
+    """Of names that Keras has counted up in this process, the first count."""
+    found = dict[str, int]()
     for part in parts:
-        counted = part.name.removeprefix("forward_").removeprefix("backward_")  # as a Bidirectional has it
-        base, _, number = counted.rpartition("_")
-        base, number = (base, number) if number.isdigit() else (counted, "0")
+        name = part.name.removeprefix("forward_").removeprefix("backward_")  # as a Bidirectional has it
+        base, _, number = name.rpartition("_")
+        base, number = (base, number) if number.isdigit() else (name, "0")
         if base.replace("_", "") == type(part).__name__.lower():
             found[base] = min(found.get(base, sys.maxsize), int(number))
-        else:
-            given.add(re.escape(part.name))
-    found = {base: first for base, first in found.items() if first}
-    names = "|".join(sorted(given, key=len, reverse=True))
-    return re.compile(rf"(?<![a-z0-9])(?:{names or '(?!)'}|({'|'.join(found)})_(\d+))(?![a-z0-9])"), found
+    return {base: first for base, first in found.items() if first}
 
 
 def as_if_first(name: str, model: keras.Model) -> str:
     """A name in a checkpoint, with counts of Keras as if a model that was given were the first of its process."""
-    counted, firsts = _counted_from.get(model) or (None, {})
-    if not firsts or counted is None:
+    firsts = _counted_from.get(model)
+    if not firsts:
         return name
-    return counted.sub(lambda it: f"{it[1]}_{int(it[2]) - firsts[it[1]]}".removesuffix("_0") if it[1] else it[0], name)
+    counted = re.compile(rf"(?<![a-z0-9])({'|'.join(firsts)})_(\d+)(?!\d)")
+    return counted.sub(lambda it: f"{it[1]}_{int(it[2]) - firsts[it[1]]}".removesuffix("_0"), name)
 
 
 class Held:

@@ -70,7 +70,8 @@ class KerasCallbacks(Action):
         self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
         deciding = [one for one in callbacks if not isinstance(one, WRITERS)]
         self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in deciding)
-        self._texts, self._ender = [text_of(one) for one in callbacks], ""
+        # Without signs: an EarlyStopping turns that of its min_delta.
+        self._texts, self._ender = [text_of(one).replace("=-", "=") for one in callbacks], ""
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}

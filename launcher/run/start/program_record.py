@@ -107,7 +107,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
             yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
-    yield "model.calls", False, [calls for one in layers_of(model) if (calls := keras_private.calls_of(one))]
+    yield "model.calls", False, [keras_private.calls_of(one) for one in layers_of(model)]
     for number, one in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
         yield f"optimizer {number}", False, type(one)
         for name, value in settings_of(one).items():

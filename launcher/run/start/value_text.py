@@ -31,7 +31,7 @@ from launcher.errors.user_code import Place
 _CHANGES = ("append", "add", "extend", "insert", "update", "setdefault", "pop")
 _PLAIN = bool | int | float | complex | str | bytes | None | types.EllipsisType
 _STATE = keras.Variable | tf.Variable | keras.random.SeedGenerator | keras.Model
-_NAMESPACES = types.SimpleNamespace | argparse.Namespace
+_OF_SETTINGS = type | types.SimpleNamespace | argparse.Namespace
 _NOT_TOLD = ("name", "seed", "dtype", "trainable", "args", "kwargs")
 _SAID = 300
 
@@ -52,8 +52,6 @@ def settings_of(value: Any) -> dict[str, Any]:
         names += inspect.signature(type(value)).parameters
         config |= value.get_config()
     kept = {name: held.get(name, held.get(f"_{name}")) for name in (*names, *config)}
-    if isinstance(least := kept.get("min_delta"), float | int):  # whose sign EarlyStopping turns where less is better
-        kept["min_delta"] = abs(least)
     # A function or an object tells more than its name in a config.
     told = {name: one if callable(one) else config.get(name, one) for name, one in kept.items()}
     return {name: one for name, one in told.items() if name not in _NOT_TOLD}
@@ -136,7 +134,6 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
     found = [*dis.get_instructions(code)]
     words = {it.argval for it in found if isinstance(it.argval, str)}
     set_here = {it.argval for it in found if it.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    stored = {it.argval for it in found if it.opname == "STORE_ATTR"}
     sets_items = any(it.opname == "STORE_SUBSCR" for it in found)
     for it, following in itertools.zip_longest(found, found[1:]):
         if isinstance(it.argval, types.CodeType):
@@ -148,11 +145,12 @@ def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int
         value = scope.get(it.argval)
         if isinstance(value, dict):  # of settings, those that are named here, if any are
             value = {word: value[word] for word in words & value.keys()} or value
-        has_settings = inspect.isclass(value) or dataclasses.is_dataclass(value) or isinstance(value, _NAMESPACES)
-        part = getattr(value, following.argval, None) if has_settings and following.opname == "LOAD_ATTR" else None
-        if has_settings and (following.opname in ("STORE_ATTR", "COPY") or following.argval in stored):
+        part, has_settings = value, isinstance(value, _OF_SETTINGS) or dataclasses.is_dataclass(value)
+        if has_settings and following.opname in ("STORE_ATTR", "COPY"):
             continue  # it is set here
-        if part is not None and isinstance(part, _PLAIN | tuple):
+        if has_settings and following.opname == "LOAD_ATTR":
+            part = getattr(value, following.argval, value)
+        if isinstance(part, _PLAIN | tuple):
             yield _text(part, seen)
         elif isinstance(value, types.ModuleType):
             yield from (_text(vars(value)[word], seen) for word in sorted(words & vars(value).keys()) if is_own(value))
