@@ -102,6 +102,7 @@ LONGER = {  # where all environments are tried
     "model.keras out and in": ["tests/serving/test_model_file.py"],
     "a model given to launcher.fit": ["tests/modes/test_fit_model.py"],
     "metrics of Keras": ["tests/tasks/test_keras_metrics.py"],
+    "preflight's dumps": ["tests/test_compiler_dumps.py"],
     "optimizers": ["tests/optimizers"],
     "checkpoints": ["tests/checkpoints"],
     "topologies": ["tests/test_topologies.py"],

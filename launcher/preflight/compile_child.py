@@ -4,16 +4,17 @@
 
 FOLDER has what `compiler` put there. XLA's compilers for TPUs and for GPUs are called by way of JAX, on a machine that
 has neither. JAX has no public function that compiles StableHLO for a topology; what its own `jit` calls is called here.
-Tried with jax, jaxlib and jax-cuda12-pjrt 0.10.2 and libtpu 0.0.51. Nothing else may do this: libtpu takes hold of the
-process, and a compiler may end it.
+Tried with jax, jaxlib and jax-cuda12-pjrt 0.10.2 and 0.12.0 and libtpu 0.0.51 and 0.0.52. Nothing else may do this:
+libtpu takes hold of the process, and a compiler may end it.
 """
 
 import gzip
 import json
 import re
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ REQUEST, PROGRAM, OUTCOME, DUMP, LOG = "request.json", "program.mlir", "outcome.
 
 # XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
 # then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
-DUMP_BEFORE_LIBRARIES, _BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.txt"
+DUMP_BEFORE_LIBRARIES, _BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.hlo.pb"
+
+WITHOUT_TRITON = (("xla_gpu_enable_triton_gemm", False),)
 
 # What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs
 # of the CUDA toolkit: the program is optimised, its memory assigned, and both are dumped by then.
@@ -51,24 +54,36 @@ def main(argv: list[str]) -> int:
 
 def _outcome(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `compiled.Compilation`, and "unsupported": why these versions cannot be used, or None."""
-    outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}, "hlo": ""}
+    outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}}
     stablehlo = (folder / PROGRAM).read_text("utf-8")
     started = time.monotonic()
     try:
         outcome |= _compile(stablehlo, **request)
+        if request["platform"] == "cuda" and (refusal := outcome["error"]):
+            # Without a GPU to try on, XLA may take tiles for a product of which Triton makes no kernel.
+            shutil.rmtree(folder / DUMP, ignore_errors=True)
+            outcome |= {"error": None} | _compile(stablehlo, **request, overrides=WITHOUT_TRITON)
+            outcome |= {"error": refusal} if outcome["error"] else {"without_triton": refusal}
     except (ImportError, AttributeError, TypeError) as error:  # JAX has changed
         outcome["unsupported"] = f"{type(error).__name__}: {error}"
     outcome["seconds"] = time.monotonic() - started
-    outcome |= _dumped(folder / DUMP, outcome["hlo"])
+    outcome |= _dumped(folder / DUMP, request["platform"])
     failed = outcome["error"] is not None or outcome["unsupported"] is not None
-    if not failed and not (outcome["hlo"] and outcome["buffer_assignment"]):
-        outcome["unsupported"] = "it left no optimised program, or not where its buffers lie"
+    if not failed and not outcome["hlo"]:
+        outcome["unsupported"] = "it left no optimised program"
     return outcome
 
 
 # Leans on jaxlib: a program is compiled for a topology by these modules of jax and jaxlib. Noticed by
 # tests/preflight/test_compiler.py. Then: see what `jax.jit` calls in the new version; preflight needs it.
-def _compile(stablehlo: str, *, platform: str, topology: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
+def _compile(
+    stablehlo: str,
+    *,
+    platform: str,
+    topology: Mapping[str, Any],
+    num_replicas: int,
+    overrides: Sequence[tuple[str, bool]] = (),
+) -> dict[str, Any]:
     """What the compiler says of a program for all devices of a topology; of one for GPUs all else is in XLA's dump."""
     import jax
     from jax.experimental import topologies
@@ -82,6 +97,7 @@ def _compile(stablehlo: str, *, platform: str, topology: Mapping[str, Any], num_
         return {"unsupported": f"{topology} has {len(devices)} devices, not {num_replicas}"}
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = num_replicas, 1
+    options.env_option_overrides = list(overrides)
     assignment = np.arange(num_replicas, dtype=np.int32)[:, np.newaxis]
     options.device_assignment = xla_client.DeviceAssignment.create(assignment)
     device_list = xla_client.DeviceList(tuple(devices))
@@ -101,33 +117,22 @@ def _described(made: Any) -> dict[str, Any]:
     return {
         "memory": {name: int(getattr(statistics, f"{name}_size_in_bytes")) for name in names},
         "cost": {name: float(cost[name]) for name in ("flops", "bytes accessed") if name in cost},
-        "hlo": _text(made),
     }
 
 
-def _text(made: Any) -> str:
-    import jax
+def _dumped(folder: Path, platform: str) -> dict[str, str]:
+    """What XLA wrote of the program, also of one that does not fit, a character a byte; "" where it wrote nothing."""
 
-    try:
-        return made.hlo_modules()[0].to_string()
-    except jax.errors.JaxRuntimeError:
-        # jaxlib 0.10.2 refuses programs of libtpu 0.0.51 that update an asynchronous operation, as those for v6e do.
-        return ""
-
-
-def _dumped(folder: Path, hlo: str) -> dict[str, str]:
-    """What XLA wrote of the program, also of one that does not fit; empty text where it wrote nothing."""
-
-    def text(*endings: str) -> str:
+    def read(*endings: str) -> str:
         found = [path for ending in endings for path in sorted(folder.glob(f"*{ending}"))]
-        return found[0].read_text("utf-8", errors="replace") if found else ""
+        return found[0].read_bytes().decode("latin-1") if found else ""
 
-    # A GPU's have "_gpu" in front.
+    # A GPU's have "_gpu" in front. A TPU's has cycles at the very end alone, and its buffers only before that.
+    optimised, is_tpu = "[._]after_optimizations.hlo.pb", platform == "tpu"
     return {
-        "hlo": hlo or text("[._]after_optimizations.txt", ".oom_intermediate_module.txt"),
-        "buffer_assignment": text("[._]after_optimizations-buffer-assignment.txt"),
-        "live_ranges": text("[._]after_optimizations-live-range.txt"),
-        "before_libraries": text(_BEFORE_LIBRARIES, ".before_optimizations.txt") if not hlo else "",
+        "hlo": read(".after_codegen.hlo.pb", optimised, ".oom_intermediate_module.hlo.pb"),
+        "buffers": read(optimised) if is_tpu else "",
+        "before_libraries": read(_BEFORE_LIBRARIES, ".before_optimizations.hlo.pb") if not is_tpu else "",
     }
 
 

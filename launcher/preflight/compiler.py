@@ -33,6 +33,7 @@ _OF_CUDA_13 = "jax-cuda13-pjrt"  # which compiles as well
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _WORKING = ".compiling-"
+_KEPT = "HloProto"  # what the cache keeps, which older versions of it did not
 _ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
 # Of the environment, what changes a compilation.
@@ -174,7 +175,7 @@ class Compiler:
 
 def _key(stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     deciding = {name: os.environ.get(name, "") for name in _DECIDING}
-    parts = [_named_by_order(stablehlo), json.dumps([request, versions, deciding], sort_keys=True)]
+    parts = [_named_by_order(stablehlo), json.dumps([_KEPT, request, versions, deciding], sort_keys=True)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -201,7 +202,7 @@ def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the devices that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file
-        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_text", *request["xla_flags"]]),
+        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_proto", *request["xla_flags"]]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 

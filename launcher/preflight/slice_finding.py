@@ -35,6 +35,11 @@ _STATUS = re.compile(r"^([A-Z_]+): ")
 _LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
 _SHOWN = 600
 
+_WITHOUT_TRITON = (
+    "with Triton's matrix products the compiler refuses the step, as no GPU is here to try their tiles on: all of this "
+    "is of the program without them (--xla_gpu_enable_triton_gemm=false)"
+)
+
 _HINTS = {
     "vmem": "one operation needs more on-chip memory than there is; make its window or block smaller",
     "UNIMPLEMENTED": "it has no code for it; write it with other operations",
@@ -160,7 +165,7 @@ class Examiner:
             hlo.parse(text, line_of) if text else None for text in (compilation.hlo, compilation.before_libraries)
         )
         # Megabytes that nothing reads any more.
-        told = dataclasses.replace(compilation, hlo="", buffer_assignment="", live_ranges="", before_libraries="")
+        told = dataclasses.replace(compilation, hlo="", buffers="", before_libraries="")
         found = SliceFinding(case=case, plan=resolved, model=model, compilation=told)
         if compilation.error is not None and hbm.refused_for_hbm(compilation.error) is None:
             refusal = explain_refusal(compilation.error, module, case.where.accelerator)
@@ -195,14 +200,17 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
         found,
         costs=costs,
         roofline=bounds if accounted.fits else None,
-        advice=advice.advise(
-            costs,
-            accounted,
-            where,
-            policy=plan.policy,
-            bounds=bounds,
-            gathered_bytes=model.gathered_bytes,
-            weights=model.trained_parameters,
+        advice=(
+            *([_WITHOUT_TRITON] if found.compilation.without_triton else []),
+            *advice.advise(
+                costs,
+                accounted,
+                where,
+                policy=plan.policy,
+                bounds=bounds,
+                gathered_bytes=model.gathered_bytes,
+                weights=model.trained_parameters,
+            ),
         ),
     )
 

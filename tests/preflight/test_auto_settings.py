@@ -14,9 +14,7 @@ from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, ModelFacts, SliceFinding
 
 GIB = 2**30
-COMPILED = Compilation(
-    error=None, memory={}, cost={}, hlo="", buffer_assignment="", live_ranges="", seconds=1, cached=False
-)
+COMPILED = Compilation(error=None, memory={}, cost={}, hlo="", seconds=1, cached=False)
 CASE = Case(where=slices.find("v5litepod-1"))
 MICROBATCHES, REMATERIALIZE = "train.microbatches = 'auto'", "train.rematerialize = 'auto'"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import hlo_text
 import pytest
 from cases import repeated_but
 from hypothesis import given
@@ -118,7 +119,7 @@ def test_a_product_of_odd_sizes_fills_only_a_part_of_the_matrix_unit():
     ],
 )
 def test_padding_follows_from_the_layout(text, logical, padded):
-    (array,) = hlo.arrays(text)
+    array = hlo_text.array(text)
     assert (array.bytes, array.padded_bytes) == (logical, padded)
 
 
@@ -233,7 +234,8 @@ def test_hbm_traffic_leaves_out_what_stays_on_the_chip_and_what_a_slice_does_not
 ENTRY %main (table: f32[1024,128], i: s32[]) -> (f32[8,128], f32[8,128]) {
   %table = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %i = s32[]{:T(128)S(6)} parameter(1)
-  %start = ((f32[1024,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%table)
+  %start = ((f32[1024,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%table), \
+slice={[0:16], [0:128]}
   %done = f32[16,128]{1,0:T(8,128)S(1)} slice-done(%start)
   %onchip = f32[16,128]{1,0:T(8,128)S(1)} add(%done, %done)
   %back = (f32[16,128]{1,0:T(8,128)}, f32[16,128]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%onchip)
@@ -246,11 +248,17 @@ ENTRY %main (table: f32[1024,128], i: s32[]) -> (f32[8,128], f32[8,128]) {
     row = 4 * 128
     read = 16 * row + 2 * 8 * row  # the slice, and the rows that the fusions take of the table
     written = 16 * row + 2 * 8 * row  # the copy back, and the fusions' results
-    assert costs.count(hlo.parse(text)).hbm_bytes == read + written
+    assert costs.count(hlo_text.parse(text)).hbm_bytes == read + written
 
 
 def test_hbm_traffic_of_updates_in_place_is_the_parts_alone_and_of_a_copy_into_a_new_array_all_of_it():
     text = """HloModule m
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[]{:T(128)} parameter(0)
+  %b = f32[]{:T(128)} parameter(1)
+  ROOT %c = f32[]{:T(128)} add(%a, %b)
+}
 
 %in_place (t: f32[1024,128], rows: f32[8,128], i: s32[]) -> f32[1024,128] {
   %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
@@ -277,9 +285,9 @@ f32[1024,128]) {
   %rows = f32[8,128]{1,0:T(8,128)} parameter(2)
   %i = s32[]{:T(128)} parameter(3)
   %zero = s32[]{:T(128)} constant(0)
-  %u2 = f32[1024,128]{1,0:T(8,128)} bitcast(%u)
+  %u_2 = f32[1024,128]{1,0:T(8,128)} bitcast(%u)
   %first = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%t, %rows, %i, %zero)
-  %second = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%u2, %rows, %zero, %zero)
+  %second = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%u_2, %rows, %zero, %zero)
   %third = f32[1024,128]{1,0:T(8,128)} dynamic-update-slice(%second, %rows, %i, %zero)
   %twice = f32[8,128]{1,0:T(8,128)} add(%rows, %rows)
   ROOT %all = (f32[1024,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}, f32[1024,128]{1,0:T(8,128)}) \
@@ -290,7 +298,8 @@ tuple(%first, %twice, %third)
   %t = f32[1024,128]{1,0:T(8,128)} parameter(0)
   %i = s32[8,1]{1,0:T(8,128)S(1)} parameter(1)
   %rows = f32[8,128]{1,0:T(8,128)} parameter(2)
-  ROOT %added = f32[1024,128]{1,0:T(8,128)} scatter(%t, %i, %rows), to_apply=%sum
+  ROOT %added = f32[1024,128]{1,0:T(8,128)} scatter(%t, %i, %rows), update_window_dims={1}, inserted_window_dims={0}, \
+scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=%sum
 }
 
 %into_a_new_one (rows: f32[8,128], i: s32[]) -> f32[16,128] {
@@ -300,12 +309,6 @@ tuple(%first, %twice, %third)
   %empty = f32[16,128]{1,0:T(8,128)} broadcast(%nothing), dimensions={}
   %zero = s32[]{:T(128)} constant(0)
   ROOT %filled = f32[16,128]{1,0:T(8,128)} dynamic-update-slice(%empty, %rows, %i, %zero)
-}
-
-%sum (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[]{:T(128)} parameter(0)
-  %b = f32[]{:T(128)} parameter(1)
-  ROOT %c = f32[]{:T(128)} add(%a, %b)
 }
 
 ENTRY %main (table: f32[1024,128], other: f32[1,1024,128], rows: f32[8,128], i: s32[]) -> (f32[1024,128], f32[16,128]) {
@@ -332,7 +335,7 @@ fusion(%added, %other, %rows, %i), kind=kLoop, calls=%several_in_place
     several = 8 * row + 3 * 8 * row  # one of its results stays on the chip
     scattered = added_in_place
     expected = in_place + into_a_new_one + added_in_place + several + scattered
-    assert costs.count(hlo.parse(text)).hbm_bytes == expected
+    assert costs.count(hlo_text.parse(text)).hbm_bytes == expected
 
 
 CHAIN = """
@@ -356,6 +359,28 @@ ENTRY %main (given: bf16[2,8]) -> bf16[16,8] {
 """
 
 
+def test_a_custom_call_that_is_no_known_kernel_is_counted_by_what_it_writes_and_by_what_it_calls():
+    text = """HloModule m
+
+%looked_up (t: f32[1024,128], i: s32[]) -> f32[8,128] {
+  %t = f32[1024,128]{1,0} parameter(0)
+  %i = s32[]{:S(6)} parameter(1)
+  %zero = s32[]{:S(6)} constant(0)
+  ROOT %rows = f32[8,128]{1,0} dynamic-slice(%t, %i, %zero), dynamic_slice_sizes={8,128}
+}
+
+ENTRY %main (table: f32[1024,128], i: s32[]) -> (f32[8,128], f32[8,128]) {
+  %table = f32[1024,128]{1,0} parameter(0)
+  %i = s32[]{:S(6)} parameter(1)
+  %rows = f32[8,128]{1,0} custom-call(%table, %i), custom_call_target="elsewhere", called_computations={%looked_up}
+  %own = f32[8,128]{1,0} custom-call(%table, %i), custom_call_target="unknown"
+  ROOT %both = (f32[8,128]{1,0}, f32[8,128]{1,0}) tuple(%rows, %own)
+}
+"""
+    rows = 4 * 8 * 128
+    assert costs.count(hlo_text.parse(text)).hbm_bytes == 2 * rows + rows
+
+
 def test_a_collective_that_moves_on_in_several_fusions_counts_once():
-    (gather,) = costs.count(hlo.parse(CHAIN)).collectives
+    (gather,) = costs.count(hlo_text.parse(CHAIN)).collectives
     assert (gather.kind, gather.times, gather.bytes, gather.results) == ("all-gather", 1, 256, 256)

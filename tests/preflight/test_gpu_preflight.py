@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import hlo_text
 import keras
 import pytest
 from cases import repeated_but
@@ -216,7 +217,7 @@ def test_products_that_tensor_cores_cannot_take_are_named_with_the_reason():
         )
 
     def said(card: str, text: str) -> str:
-        module = hlo.parse(text)
+        module = hlo_text.parse(text)
         return " ".join(advice.tensor_cores(gpu_program.count(module, module), CARDS[card]))
 
     assert said("h100", op("f16")) == said("t4", op("f16"))
@@ -317,6 +318,6 @@ def test_the_gradient_of_a_loop_turns_as_often_as_the_loop_has():
         f"  %backward_in = {state} tuple(%zero, %count, %a)\n{turned('backward', state)}"
         "  ROOT %out = f32[8,8]{1,0} get-tuple-element(%backward), index=2\n}\n"
     )
-    module = hlo.parse(text)
+    module = hlo_text.parse(text)
     counted = gpu_program.count(module, None)
     assert (counted.flops, counted.unknown_loops) == (2 * 7 * 2 * 8**3, 0)

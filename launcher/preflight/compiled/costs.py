@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from launcher.preflight.compiled import hlo_protos
 from launcher.preflight.compiled import kernels as kernels_lib
 from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
 from launcher.preflight.compiled.trip_counts import turns
@@ -40,9 +39,11 @@ _PARTIAL_READS = ("dynamic-slice", "slice", "gather")
 _CHANGED = {"dynamic-update-slice": 1, "scatter": -1}
 # Of a TPU's program: memory that nothing is written to yet, and names of what is there already.
 _FREE_TARGETS = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound")
-_CALLS = (
-    "branch_computations", "true_computation", "false_computation", "to_apply", "calls", "called_computations",
-)  # fmt: skip
+# What calls a computation for a few elements at a time, within its own time and traffic.
+_APPLIES = {
+    "fusion", "reduce", "reduce-window", "map", "sort", "topk", "scatter", "select-and-scatter", "all-reduce",
+    "all-reduce-start", "reduce-scatter",
+}  # fmt: skip
 _WORTH_NAMING = 0.001  # share of the HBM traffic of an operation without an estimate
 _LANES, _SUBLANES = 128, 8
 
@@ -166,6 +167,13 @@ def count(module: Module) -> Costs:
     kernels: list[tuple[Instruction, kernels_lib.AttentionKernel | None]] = []
     unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
+    beside = {
+        name
+        for computation in module.computations.values()
+        for one in computation.instructions.values()
+        if one.opcode == "async-start"
+        for name in one.called
+    }
     for computation, times in executed(module):
         for one in computation.instructions.values():
             inside = list(_with_fused(module, computation, one))
@@ -178,7 +186,7 @@ def count(module: Module) -> Costs:
             matrix_ops += products
             moved = times * _hbm_bytes(module, computation, one)
             hbm_bytes += moved
-            if one.cycles is not None or _should_be_estimated(one):
+            if one.cycles is not None or not (computation.name in beside or _runs_beside(one)):
                 named = (each.source for _, each in reversed(inside) if each.source.op_name)
                 operation = Operation(
                     source=one.source if one.source.op_name else next(named, one.source),
@@ -192,8 +200,8 @@ def count(module: Module) -> Costs:
             unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
             for at, each in inside:
                 if each.opcode.removesuffix("-start") in _COLLECTIVES:
-                    moved_once = _collective(at, each, times)
-                    chain = each.attribute(_CHAIN)
+                    moved_once = _collective(at, each, times, waits=at.name not in beside)
+                    chain = each.proto.frontend_attributes.map.get(_CHAIN)
                     known = chains.get(chain, moved_once) if chain else moved_once
                     chains[chain or f"alone {len(chains)}"] = min(known, moved_once, key=lambda one: one.times)
                 if _is_host_transfer(each):
@@ -223,19 +231,18 @@ def count(module: Module) -> Costs:
 
 
 def _is_free(one: Instruction) -> bool:
-    return one.opcode in FREE or (one.opcode == "custom-call" and one.attribute("custom_call_target") in _FREE_TARGETS)
+    return one.opcode in FREE or one.target in _FREE_TARGETS
 
 
-def _should_be_estimated(one: Instruction) -> bool:
-    """Whether the cost model has cycles for operations like it: none for those that are free or run beside others."""
-    moves = one.opcode.removesuffix("-start").removesuffix("-done") in _COLLECTIVES
-    moves = moves or any(name.startswith(_REDUCE_SCATTER) for name in one.called.get("calls", ()))
-    return not _is_free(one) and not moves and not one.opcode.endswith(("-start", "-done"))
+def _runs_beside(one: Instruction) -> bool:
+    """Whether the cost model has no cycles for operations like it, as they are free or run beside others."""
+    moves = one.opcode in _COLLECTIVES or any(name.startswith(_REDUCE_SCATTER) for name in one.called)
+    return _is_free(one) or moves or one.opcode.endswith(("-start", "-done"))
 
 
 def _matters(one: Instruction) -> bool:
     """Whether an operation may take any time, however little it reads."""
-    known = one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.attributes
+    known = one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.config
     return known or kernels_lib.is_kernel(one)
 
 
@@ -249,28 +256,22 @@ def executed(
     """
     computation = module.entry if computation is None else computation
     yield computation, times
-    kinds: tuple[str, ...]
     for one in computation.instructions.values():
-        if one.opcode == "while":
-            inside, kinds = times * (turns(module, computation, one) or 1), ("body", "condition")
-        elif one.opcode in ("conditional", "call", "async-start"):
-            inside, kinds = times, _CALLS
-        else:
-            continue
-        for name in itertools.chain.from_iterable(one.called.get(kind, ()) for kind in kinds):
+        inside = times * (turns(module, computation, one) or 1) if one.opcode == "while" else times
+        for name in () if one.opcode in _APPLIES else one.called:
             yield from executed(module, module.computations[name], inside)
 
 
 def _with_fused(
-    module: Module, computation: Computation, one: Instruction
+    module: Module, computation: Computation, one: Instruction, fused: bool = False
 ) -> Iterator[tuple[Computation, Instruction]]:
     """An instruction of a computation and, of a fusion, those inside."""
     yield computation, one
-    if one.opcode == "fusion":
-        for name in one.called.get("calls", ()):
+    if one.opcode == "fusion" or (fused and one.opcode not in _APPLIES):
+        for name in one.called:
             inner = module.computations[name]
             for each in inner.instructions.values():
-                yield from _with_fused(module, inner, each)
+                yield from _with_fused(module, inner, each, fused=True)
 
 
 def _operand(computation: Computation, one: Instruction, index: int) -> Array:
@@ -295,7 +296,7 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
         dtypes=(left.dtype, right.dtype),
         sizes=sizes,
         bytes=left.bytes + right.bytes + out.bytes,
-        full_precision="highest" in one.attribute("operand_precision"),
+        full_precision=hlo_protos.HIGHEST in one.proto.precision_config.operand_precision,
         is_convolution=one.opcode == "convolution",
     )
 
@@ -308,43 +309,33 @@ def _of_kernel(one: Instruction, kernel: kernels_lib.AttentionKernel, times: int
 
 def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
     """FLOPs, columns and sizes of a matrix product."""
-
-    def axes(name: str) -> list[int]:
-        return [int(axis) for axis in one.attribute(name).split(",") if axis]
-
-    contracted = math.prod(left.dims[axis] for axis in axes("lhs_contracting_dims"))
-    taken = [*axes("rhs_contracting_dims"), *axes("rhs_batch_dims")]
+    axes = one.proto.dot_dimension_numbers
+    contracted = math.prod(left.dims[axis] for axis in axes.lhs_contracting_dimensions)
+    taken = [*axes.rhs_contracting_dimensions, *axes.rhs_batch_dimensions]
     columns = right.elements // math.prod(right.dims[axis] for axis in taken)
-    batch = math.prod(left.dims[axis] for axis in axes("lhs_batch_dims"))
+    batch = math.prod(left.dims[axis] for axis in axes.lhs_batch_dimensions)
     rows = left.elements // max(1, contracted * batch)
     return 2.0 * out.elements * contracted, columns, (rows, contracted, columns)
 
 
 def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
     """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; columns and sizes."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
-    if labels is None:
-        raise ValueError(f"convolution {one.name} without dim_labels")
-    lhs, rhs, result = labels[1], labels[2], labels[3]
-    window = dict(part.split("=") for part in one.attribute("window").split())
-    valid = 1
-    for place, label in enumerate(sorted(label for label in rhs if label.isdigit())):
+    axes, valid = one.proto.convolution_dimension_numbers, 1
+    for place, along in enumerate(one.proto.window.dimensions):
         valid *= valid_positions(
-            size=left.dims[lhs.index(label)],
-            kernel=right.dims[rhs.index(label)],
-            output=out.dims[result.index(label)],
-            stride=_number(window, "stride", place),
-            low=int(window["pad"].split("x")[place].partition("_")[0]) if "pad" in window else 0,
-            base_dilation=_number(window, "lhs_dilate", place),
-            window_dilation=_number(window, "rhs_dilate", place),
+            size=left.dims[axes.input_spatial_dimensions[place]],
+            kernel=right.dims[axes.kernel_spatial_dimensions[place]],
+            output=out.dims[axes.output_spatial_dimensions[place]],
+            stride=along.stride,
+            low=along.padding_low,
+            base_dilation=along.base_dilation,
+            window_dilation=along.window_dilation,
         )
-    inputs, columns = right.dims[rhs.index("i")], right.dims[rhs.index("o")]
-    batch = left.dims[lhs.index("b")] // int(one.attribute("batch_group_count") or 1)
+    inputs, columns = (
+        right.dims[axis] for axis in (axes.kernel_input_feature_dimension, axes.kernel_output_feature_dimension)
+    )
+    batch = left.dims[axes.input_batch_dimension] // (one.proto.batch_group_count or 1)
     return 2.0 * batch * inputs * columns * valid, columns, (batch, inputs, columns)
-
-
-def _number(window: dict[str, str], name: str, place: int) -> int:
-    return int(window[name].split("x")[place]) if name in window else 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -373,7 +364,10 @@ def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> in
     if one.opcode in _PARTIAL_READS:
         (part,) = one.shapes
         return part.padded_bytes * len(_in_hbm([_operand(computation, one, 0), part]))
-    (fused,) = (module.computations[name] for name in one.called["calls"]) if one.opcode == "fusion" else (None,)
+    if one.opcode == "custom-call" and not kernels_lib.reads_all(computation, one):
+        # Of which its operands are more than it may read; a result may be one of them, changed in parts.
+        return 0 if one.called or one.proto.output_operand_aliasing else _written(None, one)
+    fused = module.computations[one.called[0]] if one.opcode == "fusion" else None
     read = 0
     for place, name in enumerate(one.operands):
         operand = computation.instructions.get(name)
@@ -398,7 +392,7 @@ def _read(module: Module, fused: Computation, name: str) -> int:
     total = 0 if users else everything
     for user in users:
         if user.opcode == "fusion":
-            (inner,) = (module.computations[called] for called in user.called["calls"])
+            inner = module.computations[user.called[0]]
             places = [place for place, operand in enumerate(user.operands) if operand == name]
             total += sum(_read(module, inner, inner.parameters[place].name) for place in places)
         elif user.opcode == "bitcast":
@@ -439,7 +433,7 @@ def _made(fused: Computation, made: Instruction, whole: int) -> int:
 # --------------------------------------------------------------------------------------- between devices, and the host
 
 
-def _collective(computation: Computation, one: Instruction, times: int) -> Collective:
+def _collective(computation: Computation, one: Instruction, times: int, *, waits: bool) -> Collective:
     kind = one.opcode.removesuffix("-start")
     if kind == "all-reduce":  # by its result: a TPU widens bfloat16 operands on the way into a float32 sum
         arrays = list(one.shapes)
@@ -458,16 +452,16 @@ def _collective(computation: Computation, one: Instruction, times: int) -> Colle
         times=times,
         dtypes=tuple(sorted({array.dtype for array in arrays})),
         source=one.source,
-        waits=not one.opcode.endswith("-start"),
+        waits=waits and not one.opcode.endswith("-start"),
         results=sum(array.bytes for array in results),
     )
 
 
 def _is_host_transfer(one: Instruction) -> bool:
-    if one.opcode in _HOST or "is_host_transfer=true" in one.attributes:
+    if one.opcode in _HOST or one.proto.is_host_transfer:
         return True
     if one.opcode == "custom-call":
-        return any(target in one.attribute("custom_call_target") for target in _HOST_ALWAYS_TARGETS)
+        return any(target in one.target for target in _HOST_ALWAYS_TARGETS)
     if one.opcode == "copy-start":
         return any(shape.space == HOST for shape in one.shapes)
     return False

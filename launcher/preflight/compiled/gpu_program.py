@@ -56,12 +56,10 @@ def _kernels(optimised: Module) -> dict[str, int]:
 
 def _kind(one: Instruction) -> str:
     if one.opcode == "custom-call":
-        target = re.search(r'custom_call_target="([^"]*)"', one.attributes)
-        name = target[1] if target else "custom-call"
-        return next((kind for start, kind in _LIBRARIES.items() if name.startswith(start)), name)
+        return next((kind for start, kind in _LIBRARIES.items() if one.target.startswith(start)), one.target)
     if one.opcode != "fusion":
         return one.opcode.removesuffix("-start")
-    kind = _FUSION_KIND.search(one.attributes)
+    kind = _FUSION_KIND.search(one.config)
     if kind is None:
         return "other fusion"
     if "gemm" in kind[1]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from launcher.errors import UsageError
 from launcher.machine.accelerators import Constant
 from launcher.preflight.compiled import Compilation
-from launcher.preflight.compiled.hlo import Array, Module, arrays
+from launcher.preflight.compiled.hlo import HBM, Array, Module, arrays, proto_of
 
 # Leans on libtpu: a refusal for memory gives its figures in these words. Noticed by tests/preflight/test_preflight.py.
 # Then: take the new words; until then it is a refusal without figures.
@@ -19,12 +20,6 @@ _OUT_OF_HBM = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _LISTED = 12  # buffers
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Leans on XLA: the dump of the buffer assignment has this form. Noticed by tests/preflight/test_preflight.py,
-# tests/preflight/test_gpu_preflight.py. Then: change the patterns; the table of biggest buffers needs them, the verdict
-# on TPUs does not.
-_ALLOCATION = re.compile(r"^allocation (\d+): size (\d+),(?: color (\d+),)? (.*?):?$")
-_VALUE = re.compile(r"^ value: <\d+ (\S+?)(\{[\d,]*\})? @\d+> \(size=(\d+),offset=(\d+)\): (.*)$")
-_RANGE = re.compile(r"^ {4}(\S+?)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,8 +103,9 @@ def account(
       available: bytes of HBM that a program may use, where the compiler does not say.
       reserved: what is needed beside a program of so many bytes, where the compiler does not reckon with it.
     """
-    allocations = _allocations(compilation.buffer_assignment)
-    found = _buffers(allocations, compilation.live_ranges, module, argument_names, result_names)
+    dump = proto_of(compilation.buffers or compilation.hlo, [])
+    allocations = [one for one in dump.buffer_assignment.buffer_allocations if _is_ours(one)]
+    found = _buffers(dump, allocations, module, argument_names, result_names)
     refusal, memory = refused_for_hbm(compilation.error), compilation.memory
     beside: Mapping[str, Constant] = {}
     if refusal is None and memory:
@@ -119,12 +115,14 @@ def account(
         fits = True
     else:
         arguments, outputs, temporaries = (
-            sum(one.size for one in allocations if one.kind == kind) for kind in ("argument", "output", "temporary")
+            sum(one.size for one in allocations if _kind(one) == kind) for kind in ("argument", "output", "temporary")
         )
         code = 0
         if refusal is not None:
             (needed, available), fits = refusal, False
         else:
+            if not allocations:
+                raise UsageError("--mode=preflight: the compiler's dump does not say where the program's buffers lie")
             needed = arguments + outputs + temporaries
             beside = reserved(needed)
             needed += sum(one.value for one in beside.values())
@@ -144,67 +142,62 @@ def account(
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
+    """A LogicalBufferProto at its place in an allocation."""
+
+    id: int
     name: str
-    index: str
     size: int
     offset: int
-    shape: str
+    array: Array | None  # its shape, if it is no tuple
 
 
-@dataclasses.dataclass(frozen=True)
-class _Allocation:
-    size: int
-    kind: str
-    parameter: int | None
-    values: list[_Value]
+def _is_ours(allocation: Any) -> bool:
+    """Whether an allocation is in HBM and belongs to the whole program."""
+    return allocation.color == HBM and not allocation.is_thread_local
 
 
-def _allocations(text: str) -> list[_Allocation]:
-    """Those in HBM that belong to the whole program."""
-    found: list[_Allocation] = []
-    is_ours = False
-    for line in text.splitlines():
-        if header := _ALLOCATION.match(line):
-            is_ours = header[3] in (None, "0") and "thread-local" not in header[4]
-            if is_ours:
-                parameter = re.search(r"parameter (\d+)", header[4])
-                kind = "output" if "maybe-live-out" in header[4] else "temporary"
-                kind = "argument" if "parameter " in header[4] else kind
-                found.append(_Allocation(int(header[2]), kind, int(parameter[1]) if parameter else None, []))
-        elif is_ours and (value := _VALUE.match(line)):
-            found[-1].values.append(_Value(value[1], value[2] or "{}", int(value[3]), int(value[4]), value[5]))
-    return found
+def _kind(allocation: Any) -> str:
+    if allocation.is_entry_computation_parameter:
+        return "argument"
+    return "output" if allocation.maybe_live_out else "temporary"
 
 
 def _buffers(
-    allocations: Sequence[_Allocation],
-    live_ranges: str,
+    dump: Any,
+    allocations: Sequence[Any],
     module: Module | None,
     argument_names: Sequence[str],
     result_names: Sequence[str],
 ) -> Iterator[Buffer]:
     sources = _sources(module) if module is not None else {}
-    temporaries: list[_Value] = []
+    traces = {one.buffer_allocation_index: one.events for one in dump.buffer_assignment.heap_simulator_traces}
+    logical = {one.id: one.defined_at for one in dump.buffer_assignment.logical_buffers}
+    defined = {one.id: one for computation in dump.hlo_module.computations for one in computation.instructions}
     for allocation in allocations:
-        if allocation.kind == "temporary":
-            temporaries += allocation.values
-        elif allocation.values:
-            first = max(allocation.values, key=lambda value: value.size)
+        values = [_value(one, logical, defined) for one in allocation.assigned]
+        kind = _kind(allocation)
+        if kind == "temporary":
+            for value in _live_at_peak(values, traces.get(allocation.index, ())):
+                where = sources.get(value.name, "")
+                yield Buffer(kind=kind, name=value.name, bytes=value.size, array=value.array, where=where)
+        elif values:
+            first = max(values, key=lambda value: value.size)
             name = first.name
-            if allocation.parameter is not None and allocation.parameter < len(argument_names):
-                name = argument_names[allocation.parameter]
+            if kind == "argument" and allocation.parameter_number < len(argument_names):
+                name = argument_names[allocation.parameter_number]
             elif module is not None:
                 name = _result_name(module, name, result_names)
-            yield Buffer(kind=allocation.kind, name=name, bytes=allocation.size, array=_array(first), where="")
-    for value in _live_at_peak(temporaries, live_ranges):
-        where = sources.get(value.name, "")
-        yield Buffer(kind="temporary", name=value.name, bytes=value.size, array=_array(value), where=where)
+            yield Buffer(kind=kind, name=name, bytes=allocation.size, array=first.array, where="")
 
 
-def _array(value: _Value) -> Array | None:
-    """The value's shape, if it is no tuple."""
-    shapes = () if value.shape.startswith("(") else arrays(value.shape)
-    return shapes[0] if shapes else None
+def _value(assigned: Any, logical: Mapping[int, Any], defined: Mapping[int, Any]) -> _Value:
+    at = logical[assigned.logical_buffer_id]
+    one = defined[at.instruction_id]
+    shape = one.shape
+    for index in at.shape_index:
+        shape = shape.tuple_shapes[index]
+    array = None if shape.tuple_shapes else next(iter(arrays(shape)), None)
+    return _Value(assigned.logical_buffer_id, one.name, assigned.size, assigned.offset, array)
 
 
 def _sources(module: Module) -> dict[str, str]:
@@ -225,22 +218,28 @@ def _result_name(module: Module, name: str, result_names: Sequence[str]) -> str:
     return name
 
 
-def _live_at_peak(values: Sequence[_Value], live_ranges: str) -> list[_Value]:
+def _live_at_peak(values: Sequence[_Value], events: Iterable[Any]) -> Iterable[_Value]:
     """Those that live together when they take most; one for each place in memory. All, when nothing is known."""
-    matches = filter(None, map(_RANGE.match, live_ranges.splitlines()))
-    ranges = {(match[1], match[2]): (int(match[3]), int(match[4])) for match in matches}
-    known = [(value, ranges[value.name, value.index]) for value in values if (value.name, value.index) in ranges]
-    if not known:
-        return list(values)
-    changes: Counter[int] = Counter()
-    for value, (start, end) in known:
-        changes[start] += value.size
-        changes[end + 1] -= value.size
-    times = sorted(changes)
-    totals = list(itertools.accumulate(changes[time] for time in times))
-    peak = times[totals.index(max(totals))]
+    known = {value.id: value for value in values}
+    users: Counter[int] = Counter()
+    shares: dict[int, int] = {}
+    live: dict[int, _Value] = {}
+    peak: dict[int, _Value] = {}
+    most = total = 0
+    for event in events:
+        if event.kind == event.SHARE_WITH:
+            shares[event.buffer_id] = shares.get(event.share_with_canonical_id, event.share_with_canonical_id)
+        place = shares.get(event.buffer_id, event.buffer_id)
+        users[place] += -1 if event.kind == event.FREE else 1
+        if place not in live and users[place] > 0 and place in known:
+            live[place] = known[place]
+            total += live[place].size
+        elif place in live and users[place] <= 0:
+            total -= live.pop(place).size
+        if total > most:
+            most, peak = total, dict(live)
     at_peak: dict[int, _Value] = {}
-    for value, (start, end) in known:
-        if start <= peak <= end and value.size >= at_peak.get(value.offset, value).size:
+    for value in peak.values() if peak else values:
+        if value.size >= at_peak.get(value.offset, value).size:
             at_peak[value.offset] = value
-    return list(at_peak.values())
+    return at_peak.values()

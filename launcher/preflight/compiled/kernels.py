@@ -15,11 +15,13 @@ from launcher.preflight.compiled.hlo import Array, Computation, Instruction
 PALLAS = "tpu_custom_call"  # Pallas and Mosaic
 _TRITON = "__gpu$xla.gpu.triton"
 _CUDNN = "__cudnn$fmha"
+_LIBRARIES = ("__cudnn", "__cublas")
 
 # Leans on JAX and XLA: kernels of attention have these names, and queries and keys in front. Noticed by
 # tests/preflight/test_kernels.py. Then: see a dump of the new version; until then nothing is known of their arithmetic.
 _SPLASH = re.compile(r"\bsplash_m[hq]a_(fwd|dkv|dq)_")
 _OF_TRITON = re.compile(r'\bname = "mha_(forward|backward)"')
+_CAUSAL = re.compile(r'"mask_type": ?"CAUSAL"')
 # Products of queries x keys x width: scores and outputs; or scores again and the gradients of weights, values, keys and
 # queries, of which a part may stand in a kernel of its own and needs the first two as well.
 _PRODUCTS = {"fwd": 2, "forward": 2, "dkv": 4, "dq": 3, "backward": 4 + 3}
@@ -39,17 +41,21 @@ class AttentionKernel:
 
 def is_kernel(one: Instruction) -> bool:
     """Whether an instruction is a program of its own, in which the compiler sees nothing."""
-    target = one.attribute("custom_call_target") if one.opcode == "custom-call" else ""
-    return target in (PALLAS, _TRITON) or target.startswith(_CUDNN)
+    return one.target in (PALLAS, _TRITON) or one.target.startswith(_CUDNN)
+
+
+def reads_all(computation: Computation, one: Instruction) -> bool:
+    """Whether a custom call is known to read all of its operands."""
+    return one.target.startswith(_LIBRARIES) or attention(computation, one) is not None
 
 
 def attention(computation: Computation, one: Instruction) -> AttentionKernel | None:
     """What a kernel of attention computes; None for anything else."""
     if not is_kernel(one):
         return None
-    target = one.attribute("custom_call_target")
+    target = one.target
     is_library = target.startswith(_CUDNN)
-    name = {PALLAS: _SPLASH.search(one.source.op_name), _TRITON: _OF_TRITON.search(one.attributes)}.get(target)
+    name = {PALLAS: _SPLASH.search(one.source.op_name), _TRITON: _OF_TRITON.search(one.config)}.get(target)
     operands = [computation.instructions[operand].shapes[0] for operand in one.operands]
     arrays = [array for array in operands if array.dtype in ("bf16", "f16", "f32") and len(array.dims) > 2]
     if not (name or is_library) or len(arrays) < 3:
@@ -65,7 +71,7 @@ def attention(computation: Computation, one: Instruction) -> AttentionKernel | N
         if any(len(shape.dims) > len(query.dims) for shape in one.shapes):
             products = _ALL_AT_ONCE
     elif is_library:
-        share = share if '"mask_type": "CAUSAL"' in one.attributes else 1.0
+        share = share if _CAUSAL.search(one.config) else 1.0
     elif name and name[1] == "backward":
         passes = 2
     return AttentionKernel(

@@ -6,7 +6,6 @@ The TPU compiler does not write down the trip counts that it knows, so they are 
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from launcher.preflight.compiled.hlo import Computation, Instruction, Module
 
@@ -32,11 +31,13 @@ def _origin(computation: Computation, name: str) -> Instruction | None:
 def _value(computation: Computation, name: str) -> _Value:
     one = _origin(computation, name)
     if one is not None and one.opcode == "constant":
-        return int(one.operands[0]) if one.operands and re.fullmatch(r"-?\d+", one.operands[0]) else None
+        literal = one.proto.literal
+        numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+        return int(numbers[0]) if len(numbers) == 1 else None
     if one is not None and one.opcode == "get-tuple-element":
         source = computation.instructions.get(one.operands[0])
         if source is not None and source.opcode == "parameter":
-            return ("state", int(one.attribute("index")))
+            return ("state", one.proto.tuple_index)
     return None
 
 
@@ -48,12 +49,12 @@ class _Loop:
 
     @property
     def body(self) -> Computation:
-        return self.module.computations[self.instruction.called["body"][0]]
+        return self.module.computations[self.instruction.called[0]]
 
     def turns(self) -> int | None:
-        condition = self.module.computations[self.instruction.called["condition"][0]]
+        condition = self.module.computations[self.instruction.called[1]]
         compare = condition.root
-        if compare.opcode != "compare" or compare.attribute("direction") not in ("LT", "LE"):
+        if compare.opcode != "compare" or compare.proto.comparison_direction not in ("LT", "LE"):
             return None
         counter, end = (_value(condition, name) for name in compare.operands)
         if not isinstance(counter, tuple):
@@ -61,7 +62,7 @@ class _Loop:
         first, step, last = self.initial(counter[1]), self.step(counter[1]), self.constant(end)
         if first is None or last is None or not step or step < 0:
             return None
-        last += compare.attribute("direction") == "LE"
+        last += compare.proto.comparison_direction == "LE"
         return max(0, -((first - last) // step))
 
     def initial(self, place: int) -> int | None:
@@ -79,7 +80,7 @@ class _Loop:
         source = self.computation.instructions.get(one.operands[0])
         if source is None or source.opcode != "while":
             return None
-        before, place = _Loop(self.module, self.computation, source), int(one.attribute("index"))
+        before, place = _Loop(self.module, self.computation, source), one.proto.tuple_index
         first, step = before.initial(place), before.step(place)
         times = turns(self.module, self.computation, source)
         return None if first is None or step is None or times is None else first + step * times
