@@ -157,6 +157,17 @@ def _stub(missing: Sequence[str]) -> None:
         sys.meta_path.append(Finder)
 
 
+def _archive(real: type[zipfile.ZipFile]) -> type[zipfile.ZipFile]:
+    """An archive that a program has not fetched holds nothing; saved models, and what NumPy writes, are as they are."""
+
+    class Archive(real):  # type: ignore[valid-type, misc]
+        def __new__(cls, file: Any, mode: str = "r", *args: Any, **arguments: Any) -> Any:
+            is_missing = mode == "r" and isinstance(file, str | os.PathLike) and not zipfile.is_zipfile(file)
+            return mock.MagicMock() if is_missing else super().__new__(cls)
+
+    return Archive
+
+
 def stand_in() -> Callable[..., Any]:
     """Puts everything in its place, and returns what calls a `fit`."""
     import keras
@@ -201,8 +212,9 @@ def stand_in() -> Callable[..., Any]:
     pd.read_csv = sets.read_csv(entry, pd.read_csv)
     for module, name in ((urllib.request, "urlretrieve"), (urllib.request, "urlopen"), (shutil, "unpack_archive")):
         setattr(module, name, mock.MagicMock())
-    for module, name in ((zipfile, "ZipFile"), (tarfile, "open"), (tarfile.TarFile, "open")):
+    for module, name in ((tarfile, "open"), (tarfile.TarFile, "open")):
         setattr(module, name, mock.MagicMock())
+    zipfile.ZipFile = _archive(zipfile.ZipFile)  # type: ignore[misc]
     os.system = lambda command: 0  # type: ignore[assignment]
     for name in dir(keras.applications):
         if name[0].isupper():
@@ -252,6 +264,7 @@ def _nudge(model: Any) -> None:
 
 
 _done: list[dict[str, list[float]]] = []
+_histories: list[Any] = []
 
 
 class Stopped(Exception):
@@ -288,6 +301,9 @@ def _published_fit(model: Any, *args: Any, **arguments: Any) -> Any:
 
     if not isinstance(model, keras.Model):
         return model.fit(*args, **arguments)
+    entry = sets.ENTRIES.get(os.environ["PUBLISHED_NAME"], sets.Entry())
+    if len(_done) == entry.fits:
+        return _histories[-1]
     if len(args) > 2:
         arguments |= dict(zip(("batch_size", "epochs"), args[2:], strict=False))
     # What a step of a model's own returns is told of the last batch by Keras, and the mean of all by Launcher.
@@ -306,7 +322,7 @@ def _published_fit(model: Any, *args: Any, **arguments: Any) -> Any:
         if arguments.get(name):
             arguments[name] = min(arguments[name], most)
     arguments |= {"shuffle": False, "verbose": 0}
-    if not sets.ENTRIES.get(os.environ["PUBLISHED_NAME"], sets.Entry()).callbacks:
+    if not entry.callbacks:
         arguments.pop("callbacks", None)
     if os.environ["PUBLISHED_BY"] == "nudged":
         nudge = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: _nudge(model))
@@ -324,13 +340,16 @@ def _published_fit(model: Any, *args: Any, **arguments: Any) -> Any:
         model.optimizer.learning_rate = 2.0 * float(model.optimizer.learning_rate)
     _evaluate_first(model, args, arguments)
     history = fit(*args, **arguments)
-    told = {name: [float(one) for one in values] for name, values in history.history.items() if not np.ndim(values[0])}
+    told = {  # of a metric with several numbers Keras has an array, and Launcher each by a name
+        f"{name}_{at}" if np.ndim(values[0]) else name: [float(np.ravel(one)[at]) for one in values]
+        for name, values in history.history.items()
+        for at in range(np.size(values[0]))
+    }
     told["drawn from NumPy after"] = [float(np.random.random())]
     if again and not hasattr(args[0] if args else arguments.get("x"), "__next__"):
         told[f"raised {_raised(fit, args, arguments)}"] = [0.0]
     _done.append(told)
+    _histories.append(history)
     Path(os.environ["PUBLISHED_RESULT"]).write_text(json.dumps(_done))
-    if len(_done) == sets.ENTRIES.get(os.environ["PUBLISHED_NAME"], sets.Entry()).fits:
-        raise SystemExit(0)
     keras.utils.set_random_seed(1 + len(_done))
     return history
