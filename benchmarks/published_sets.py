@@ -366,6 +366,7 @@ ENTRIES: dict[str, Entry] = {
     "semisupervised_simclr": Entry({"unlabeled_dataset_size": 60, "labeled_dataset_size": 60}, why=_COMPARES),
     "supervised-contrastive-learning": Entry(why=f"rounding; {_COMPARES}"),
     "perceiver_image_classification": Entry(why="first weights, which its build draws, are others (also at rate 0)"),
+    "functional_api": Entry(why="an epoch's loss of a single output, which Keras takes over its batches"),
     "debugging_tips": Entry(why="reads values in its train_step, for which it is run eagerly"),
     "making_new_layers_and_models_via_subclassing": Entry(why="one of its models has no weights"),
     "distributed_training_with_tensorflow": Entry(

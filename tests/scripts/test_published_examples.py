@@ -8,10 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from places import PYTHONPATH, ROOT, SUPPORT
 
 PROGRAMS = SUPPORT / "keras_kinds"
+
+
+def _without_parts(told):
+    """Without the losses of single outputs: those of an epoch differ on purpose."""
+    return {name: values for name, values in told.items() if not name.endswith(("price_loss", "kind_loss"))}
 
 
 @pytest.mark.nightly
@@ -32,4 +38,9 @@ def test_programs_of_each_kind_tell_what_keras_does_on_one_replica_on_two_and_ag
     for name, row in rows.items():
         for where in ("replicas_1", "replicas_2", "again"):
             assert row.get(f"{where}_error", "") == row.get("keras_error", "") == "", (name, where, row)
-            assert row[f"{where}_difference"] <= 1e-5, (name, where, row)
+            of_keras = row["keras_again" if where == "again" else "keras"]
+            told, expected = ([_without_parts(one) for one in fits] for fits in (row[where], of_keras))
+            assert [one.keys() for one in told] == [one.keys() for one in expected], (name, where)
+            for one, other in zip(told, expected, strict=True):
+                for key, values in other.items():
+                    np.testing.assert_allclose(one[key], values, rtol=1e-5, atol=1e-5, err_msg=f"{name} {where} {key}")

@@ -127,7 +127,8 @@ class ReturnsOfBatch(keras.Model):
 
 def regression(kind=keras.Model, adds_loss=None, **compiled):
     inputs = keras.Input((6,))
-    hidden = layers.Dense(5, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(inputs)
+    penalty = None if adds_loss is AddsLosses else keras.regularizers.L2(1e-2)  # then all that is added has rows
+    hidden = layers.Dense(5, activation="tanh", kernel_regularizer=penalty)(inputs)
     model = kind(inputs, layers.Dense(1)(adds_loss()(hidden) if adds_loss else hidden))
     model.compile(**{"optimizer": keras.optimizers.SGD(0.05), "loss": "mse"} | compiled)
     return model

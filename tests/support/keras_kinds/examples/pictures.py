@@ -18,7 +18,11 @@ model = keras.Sequential(
     ]
 )
 loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
-model.compile(keras.optimizers.AdamW(0.01), loss, metrics=["accuracy", keras.metrics.F1Score(name="f1")])
+model.compile(
+    keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=0.01),
+    loss,
+    metrics=["accuracy", keras.metrics.F1Score(name="f1")],
+)
 model.fit(x, y, batch_size=16, epochs=2, validation_split=0.2)
 model.save("pictures.keras")
 model = keras.models.load_model("pictures.keras")
