@@ -35,6 +35,9 @@ JAX_TPU = ["jax[tpu]>=0.10.2; python_version >= '3.11'"]
 # A driver from 525 on has CUDA 12, one from 580 on CUDA 13, too.
 JAX_CUDA12 = ["jax[cuda12]>=0.10.2; python_version >= '3.11'"]
 JAX_CUDA13 = ["jax[cuda13]>=0.10.2; python_version >= '3.11'"]
+# train.sinks = [@MlflowSink()]; the skinny one lacks what its database needs.
+MLFLOW = ["mlflow-skinny>=2.20", "alembic>=1.10", "sqlalchemy>=1.4"]
+WANDB = ["wandb>=0.19"]  # train.sinks = [@WandbSink()]
 NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
@@ -119,8 +122,8 @@ setup(
         "kubernetes": KUBERNETES,
         "notebook": NOTEBOOK,
         "text": TEXT,
-        "mlflow": ["mlflow-skinny>=2.20"],  # train.sinks = [@MlflowSink()]
-        "wandb": ["wandb>=0.19"],  # train.sinks = [@WandbSink()]
+        "mlflow": MLFLOW,
+        "wandb": WANDB,
         "ray": ["ray[default]>=2.40"],  # --backend=ray
         "preflight": PREFLIGHT,
         "gpu_preflight": GPU_PREFLIGHT,
@@ -129,8 +132,10 @@ setup(
             *DEMO,
             *GPU_PREFLIGHT,
             *KUBERNETES,
+            *MLFLOW,
             *NOTEBOOK,
             *PREFLIGHT,
+            *WANDB,
             *TEXT,  # spoken_numbers and python_docs are tested as they are
             "ipykernel>=6.29",  # notebooks are tested in real kernels
             "nbclient>=0.9",

@@ -172,7 +172,7 @@ class Reporter:
             _logger.warning("%s", error)
         self._page.finish()
         self._sinks.tell("finished", summary)
-        self._sinks.tell("close")
+        self._sinks.close()
         report = Path(self._model_dir, REPORT)
         self._console.closing(
             panels.closing_rows(
@@ -186,7 +186,7 @@ class Reporter:
         if self._is_chief:
             self._console.close()
             self._metrics.close()
-            self._sinks.tell("close")
+            self._sinks.close()
 
     def _run_start(self) -> RunStart:
         return RunStart(

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.config import gin_files
 from launcher.errors import LauncherError
+from launcher.machine import exit_barrier
 
 PICTURE = "data:image/png;base64,"
 """What the first part of a sample begins with where a picture was given to the model."""
+
+_EVENTS = ("train", "evaluation", "samples", "precision")
+_MOST_WAITING = 1000
+_PATIENCE_SECONDS = 10.0
 
 _logger = logging.getLogger(__name__)
 
@@ -56,9 +64,10 @@ class Sink:
             def finished(self, summary):
                 print("\\a", summary["status"])
 
-    Every worker makes the sinks of its recipe, so that making one must cost nothing; only the chief's are called. What
-    one raises is one warning, after which it is left out: it never ends a training. But a LauncherError that `started`
-    raises, such as for a missing package, is the user's to mend and ends the run before its first event.
+    Every worker makes the sinks of its recipe, so that making one must cost nothing; only the chief's are called, each
+    in a thread of its own, one event after the other. One that is slow, raises or never answers loses events, which is
+    said, and costs no step. `started` is tried again with the next event. But a LauncherError that it raises within
+    10 s, such as for a missing package, is the user's to mend and ends the run before its first event.
     """
 
     def started(self, run: RunStart) -> None:
@@ -95,28 +104,100 @@ class Sink:
 
 
 class Sinks:
-    """Several sinks as one, of which none can end a training; `start` makes what they are told at first."""
+    """Several sinks as one, of which none can hold up or end a training; `start` makes what they are told at first."""
 
     def __init__(self, sinks: Sequence[Sink], start: Callable[[], RunStart]):
-        self._sinks = list(sinks)
+        self._outlets = [_Outlet(sink) for sink in sinks]
         self._start = start
         self._has_started = False
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Calls the method of this name of each sink; the first event starts them."""
-        if not self._has_started and name in ("train", "evaluation", "samples", "precision"):
+        """Has the method of this name of each sink called; the first event starts them."""
+        if not self._has_started and name in _EVENTS:
             self._has_started = True
-            run = self._start()
-            self._call("started", run)
-        self._call(name, *arguments)
+            self._tell("started", self._start())
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            for outlet in self._outlets:
+                outlet.check_start(deadline - time.monotonic())
+        self._tell(name, *arguments)
+
+    def close(self) -> None:
+        """Waits until the sinks have taken all events, 10 s at most; again is no error."""
+        self._tell("close")
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for outlet in self._outlets:
+            outlet.join(deadline - time.monotonic())
+        self._outlets = []
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        for outlet in self._outlets:
+            outlet.tell(name, *arguments)
+
+
+class _Outlet:
+    """A sink, its thread, and the events that it has not taken yet."""
+
+    def __init__(self, sink: Sink):
+        self._sink, self._name = sink, type(sink).__name__
+        self._waiting: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._starts: RunStart | None = None  # what it is started with, until it has
+        self._tried = threading.Event()
+        self._refusal: LauncherError | None = None
+        self._lost = 0
+        self._said: set[str] = set()
+        self._thread = threading.Thread(target=self._work, name=f"sink {self._name}", daemon=True)
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        if name in _EVENTS and self._waiting.qsize() >= _MOST_WAITING:
+            self._lost += 1
+            self._say("does not answer: %d events wait for it, and it gets no more until it does", _MOST_WAITING)
+        else:
+            self._waiting.put((name, arguments))
+
+    def check_start(self, seconds: float) -> None:
+        """Raises what `started` says of the user's mistakes."""
+        if not self._tried.wait(max(seconds, 0)):
+            self._tried.set()
+            self._say("has not started after %g s; the training goes on without waiting for it", _PATIENCE_SECONDS)
+        elif self._refusal is not None:
+            raise self._refusal
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(max(seconds, 0))
+        if self._thread.is_alive():
+            exit_barrier.end_first()  # what the tracker has for the end of the process may wait as long
+            self._say("has not answered within %g s at the end, and is left", _PATIENCE_SECONDS)
+        if lost := self._lost + self._waiting.qsize():
+            self._say("lacks %d events of this run", lost)
+
+    def _work(self) -> None:
+        name = ""
+        while name != "close":
+            name, arguments = self._waiting.get()
+            try:
+                self._call(name, *arguments)
+            except Exception as error:
+                self._lost += name in _EVENTS
+                if isinstance(error, LauncherError) and not self._tried.is_set():
+                    self._refusal = error
+                else:
+                    method = name if self._starts is None else "started"
+                    self._say("lacks events of this run: its %s() raised %s: %s", method, type(error).__name__, error)
+            if name == "started":
+                self._tried.set()
 
     def _call(self, name: str, *arguments: Any) -> None:
-        for sink in list(self._sinks):
-            try:
-                getattr(sink, name)(*arguments)
-            except Exception as error:
-                if name == "started" and isinstance(error, LauncherError):
-                    raise
-                self._sinks.remove(sink)
-                raised = f"{type(error).__name__}: {error}"
-                _logger.warning("%s gets no more of this run: its %s() raised %s", type(sink).__name__, name, raised)
+        if name == "started":
+            (self._starts,) = arguments
+        if self._starts is not None and name in ("started", *_EVENTS):
+            self._sink.started(self._starts)
+            self._starts = None
+        if name != "started" and (self._starts is None or name not in (*_EVENTS, "finished")):
+            getattr(self._sink, name)(*arguments)
+
+    def _say(self, what: str, *arguments: Any) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _logger.warning(f"%s {what}", self._name, *arguments)

@@ -6,12 +6,12 @@ sidecar or an agent on the same host scrapes it.
 
 from __future__ import annotations
 
-import concurrent.futures
 import datetime
 import hashlib
 import http.server
 import json
 import logging
+import os
 import re
 import ssl
 import threading
@@ -40,23 +40,22 @@ class WandbSink(Sink):
     """Logs a run to Weights & Biases; the attempts of one model_dir are one run there.
 
     Args:
-      project: its project.
-      name: of the run; the folder's name when None.
+      project: its project. What is None, here and below, is W&B's to decide, by WANDB_PROJECT, WANDB_MODE and so on.
+      name: of the run; the folder's name where there is no WANDB_NAME.
       mode: "online", "offline" (files in model_dir/wandb, for `wandb sync`) or "disabled".
     """
 
-    def __init__(self, project: str = "launcher", name: str | None = None, mode: str = "online"):
-        self._settings = {"project": project, "mode": mode}
-        self._name = name
+    def __init__(self, project: str | None = None, name: str | None = None, mode: str | None = None):
+        self._settings = {"project": project, "mode": mode, "name": name}
         self._run: Any = None
 
     def started(self, run: RunStart) -> None:
         wandb: Any = installation.required("wandb", by="train.sinks", extra="wandb")
         folder = Path(run.model_dir).absolute()
+        same = hashlib.sha256(str(folder).encode()).hexdigest()[:16]  # for all attempts in a folder
+        given = {"name": os.environ.get("WANDB_NAME", folder.name), "id": os.environ.get("WANDB_RUN_ID", same)}
         self._run = wandb.init(
-            **self._settings,
-            name=self._name or folder.name,
-            id=hashlib.sha256(str(folder).encode()).hexdigest()[:16],  # the same for all attempts in a folder
+            **{**given, **{name: value for name, value in self._settings.items() if value is not None}},
             resume="allow",
             dir=str(folder),
             config=run.hyperparameters,
@@ -80,13 +79,12 @@ class MlflowSink(Sink):
     """Logs a run to MLflow; the attempts of one model_dir are one run there.
 
     Args:
-      experiment: its name.
+      experiment: its name; MLFLOW_EXPERIMENT_NAME when None, or "launcher".
       name: of the run; the folder's name when None.
-      tracking_uri: a server, a database or, with MLFLOW_ALLOW_FILE_STORE=true, a folder; None for what MLflow's own
-        environment variables say.
+      tracking_uri: a server or a database, such as sqlite:///mlflow.db; MLflow's own variables say where when None.
     """
 
-    def __init__(self, experiment: str = "launcher", name: str | None = None, tracking_uri: str | None = None):
+    def __init__(self, experiment: str | None = None, name: str | None = None, tracking_uri: str | None = None):
         self._experiment, self._name, self._uri = experiment, name, tracking_uri
         self._client: Any = None
         self._run = ""
@@ -94,8 +92,9 @@ class MlflowSink(Sink):
     def started(self, run: RunStart) -> None:
         mlflow: Any = installation.required("mlflow", by="train.sinks", extra="mlflow")
         client = mlflow.MlflowClient(tracking_uri=self._uri)
-        found = client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found is not None else client.create_experiment(self._experiment)
+        named = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "launcher")
+        found = client.get_experiment_by_name(named)
+        experiment = found.experiment_id if found is not None else client.create_experiment(named)
         name = self._name or Path(run.model_dir).absolute().name
         tags = {"model_dir": str(Path(run.model_dir).absolute())}
         earlier = client.search_runs([experiment], f"tags.model_dir = {tags['model_dir']!r}", max_results=1)
@@ -108,7 +107,8 @@ class MlflowSink(Sink):
 
     def measured(self, split: str, event: Mapping[str, Any]) -> None:
         for name, value in _numbers(split, event).items():
-            self._client.log_metric(self._run, name, value, step=int(event["step"]))
+            taken = re.sub(r"[^\w./ -]", "_", name)  # top@5 is none that MLflow takes
+            self._client.log_metric(self._run, taken, value, step=int(event["step"]))
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         if self._client is not None:
@@ -133,8 +133,6 @@ class TrainJobStatus(Sink):
     def __init__(self, environ: Mapping[str, str]):
         self._url, self._certificate = environ[self.URL], environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
         self._token = Path(environ.get("KUBEFLOW_TRAINER_SERVER_TOKEN", ""))
-        self._poster = concurrent.futures.ThreadPoolExecutor(1, "trainjob")
-        self._posted: concurrent.futures.Future[None] | None = None
         self._next = 0.0
         self._numbers: dict[str, float] = {}
         self._has_failed = False
@@ -146,15 +144,12 @@ class TrainJobStatus(Sink):
         self._numbers |= _numbers(split, event)
         step = int(event["step"])
         to_go = self._progress.seconds_to_go(step)
-        if time.monotonic() >= self._next and (self._posted is None or self._posted.done()):
+        if time.monotonic() >= self._next:
             self._tell(100 * step // self._progress.total_steps, to_go)
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         if summary["status"] == "completed":
             self._tell(100, 0.0)
-
-    def close(self) -> None:
-        self._poster.shutdown()
 
     def _tell(self, percent: int, seconds: float | None) -> None:
         self._next = time.monotonic() + _TRAINJOB_SECONDS
@@ -165,7 +160,7 @@ class TrainJobStatus(Sink):
         }
         if seconds is not None:
             status["estimatedRemainingSeconds"] = round(seconds)
-        self._posted = self._poster.submit(self._post, json.dumps({"trainerStatus": status}).encode())
+        self._post(json.dumps({"trainerStatus": status}).encode())
 
     def _post(self, content: bytes) -> None:
         try:

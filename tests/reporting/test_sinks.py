@@ -6,6 +6,7 @@ import io
 import math
 import socket
 import sys
+import threading
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from launcher.errors import UsageError
 from launcher.main import main
+from launcher.reporting import sinks
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import RunStart, Sink
 from launcher.reporting.summary import Stopwatch, make_summary
@@ -86,7 +88,7 @@ def report_to(*sinks: Sink, model_dir: Path, is_chief: bool = True) -> None:
     reporter.plan({"strategy": "one_device"})
     reporter.train({"step": 10, "loss": 0.5, "accuracy": 0.25})
     reporter.train({"step": 20, "loss": 0.25, "accuracy": 0.5})
-    reporter.evaluation({"step": 20, "loss": 0.125, "accuracy": 0.75})
+    reporter.evaluation({"step": 20, "loss": 0.125, "accuracy": 0.75, "top@5": 0.875})
     reporter.finish(SUMMARY)
 
 
@@ -104,14 +106,51 @@ def test_only_the_chief_has_sinks(tmp_path: Path) -> None:
     assert sink.told == []
 
 
-def test_a_sink_that_fails_is_one_warning_and_the_others_go_on(
+def test_a_sink_that_fails_lacks_that_event_and_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, whole = Kept(raises="train"), Kept()
     report_to(broken, whole, model_dir=tmp_path)
-    assert [name for name, _ in broken.told] == ["started", "train"]
-    assert len(whole.told) == 5
-    assert caplog.messages == ["Kept gets no more of this run: its train() raised RuntimeError: no network"]
+    assert broken.told[1:] == whole.told[1:] and len(whole.told) == 5
+    assert caplog.messages == [
+        "Kept lacks events of this run: its train() raised RuntimeError: no network",
+        "Kept lacks 2 events of this run",
+    ]
+
+
+def test_a_sink_that_cannot_start_is_tried_again_with_the_next_event(tmp_path: Path) -> None:
+    sink = Kept()
+    failures = iter([ConnectionError("refused"), ConnectionError("refused")])
+
+    def started(run: RunStart) -> None:
+        for error in failures:
+            raise error
+        Kept.started(sink, run)
+
+    sink.started = started  # type: ignore[method-assign]
+    report_to(sink, model_dir=tmp_path)
+    assert [name for name, _ in sink.told] == ["started", "train", "evaluation", "finished"]
+    assert sink.told[1] == ("train", 20)
+
+
+@pytest.mark.parametrize("silent", ["started", "train", "finished"])
+def test_a_sink_that_never_answers_holds_up_no_step_and_not_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    monkeypatch.setattr(sinks, "_PATIENCE_SECONDS", 0.25)
+    monkeypatch.setattr(sinks, "_MOST_WAITING", 2)
+    answer = threading.Event()
+    sink, whole = Kept(), Kept()
+    setattr(sink, silent, lambda what: answer.wait(60))
+    try:
+        report_to(sink, whole, model_dir=tmp_path)
+        assert len(whole.told) == 5
+        said = {"started": "has not started after", "train": "lacks", "finished": "has not answered within"}[silent]
+        assert any(message.startswith(f"Kept {said}") for message in caplog.messages), caplog.messages
+        assert "Kept has not answered within 0.25 s at the end, and is left" in caplog.messages
+    finally:
+        answer.set()
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
 
 
 def test_prometheus_reads_the_newest_numbers(tmp_path: Path) -> None:
@@ -161,25 +200,42 @@ def test_a_sink_that_is_bound_without_parentheses_is_refused(capfd: pytest.Captu
     assert "train.sinks: " in capfd.readouterr().err
 
 
-def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    report_to(WandbSink(mode="offline"), model_dir=tmp_path)
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+def test_wandb_keeps_a_run_offline_as_its_own_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setattr(sinks, "_PATIENCE_SECONDS", 120)  # its import takes seconds
+    said = {"MODE": "offline", "PROJECT": "theirs", "NAME": "named", "RUN_ID": "abc123"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    asked: dict[str, Any] = {}
+    init = wandb.init
+
+    def keeping(**settings: Any) -> Any:
+        run = init(**settings)
+        asked.update(project=run.project, name=run.name, id=run.id)
+        return run
+
+    monkeypatch.setattr(wandb, "init", keeping)
+    report_to(WandbSink(), model_dir=tmp_path)
+    assert asked == {"project": "theirs", "name": "named", "id": "abc123"}
+    assert list(tmp_path.glob("wandb/offline-run-*-abc123/*.wandb"))
 
 
-def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_a_run_in_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = (tmp_path / "tracked").as_uri()
+    pytest.importorskip("alembic")
+    monkeypatch.setattr(sinks, "_PATIENCE_SECONDS", 120)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
     for _ in range(2):  # attempts of one folder
-        report_to(MlflowSink(tracking_uri=uri), model_dir=tmp_path / "run")
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("launcher").experiment_id])
+        report_to(MlflowSink(), model_dir=tmp_path / "run")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("theirs").experiment_id])
     assert run.info.status == "FINISHED" and run.info.run_name == "run"
     assert run.data.params == {name: str(value) for name, value in HYPERPARAMETERS.items()}
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(one.step, one.value) for one in history] == [(10, 0.5), (20, 0.25)] * 2
-    assert run.data.metrics["eval/accuracy"] == 0.75
+    assert run.data.metrics["eval/accuracy"] == 0.75 and run.data.metrics["eval/top_5"] == 0.875
 
 
 def test_tensorboard_has_the_plan_the_configuration_and_the_hyperparameters(tmp_path: Path) -> None:
