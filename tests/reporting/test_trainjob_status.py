@@ -122,7 +122,6 @@ def test_a_server_that_refuses_is_one_warning_and_is_asked_again_with_the_newest
     for step, second in ((10, 0.0), (20, 4.0), (40, 6.0), (100, 12.0)):
         now[0] = second
         sink.train({"step": step, "loss": float("nan"), "x" * 100: 1})
-        sink._posted.result(60)
         trainer.give_token(f"at {step}")
     sink.close()
     statuses = [status_of(body) for body in trainer.bodies]
