@@ -109,6 +109,7 @@ def test_a_run_killed_and_resumed_has_every_step_once_in_every_place(tmp_path: P
     killed = Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO())
     for step in (5, 10, 15):
         killed.train({**TRAIN, "step": step})
+    killed.close()  # what its sinks have taken by then is written
     report_a_run(Reporter(model_dir=str(tmp_path), total_steps=20, is_chief=True, stream=io.StringIO()), first_step=10)
     train = [event["step"] for event in read_events(str(tmp_path)) if event["split"] == "train"]
     assert train == [5, 10, 15, 20]
