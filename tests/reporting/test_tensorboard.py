@@ -97,13 +97,16 @@ def test_nothing_is_made_before_the_first_event(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_board_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_board_that_cannot_be_written_is_told_once_and_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     run = RunStart(model_dir=str(tmp_path), plan={}, config="", step=0, total_steps=3)
     sinks = Sinks([TensorBoard(str(tmp_path / "tensorboard"))], lambda: run)
     with caplog.at_level(logging.WARNING):
         for step in (1, 2, 3):
             sinks.tell("train", {"step": step, "loss": 0.0})
-        sinks.tell("close")
-    assert len(caplog.messages) == 1
-    assert "TensorBoard gets no more of this run" in caplog.messages[0]
+        sinks.close()
+    assert len(caplog.messages) == 2
+    assert "TensorBoard lacks events of this run: its train() raised NotADirectoryError" in caplog.messages[0]
+    assert caplog.messages[1] == "TensorBoard lacks 3 events of this run"
