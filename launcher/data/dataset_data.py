@@ -1,6 +1,7 @@
 """`Data` from batches in the order in which they come: of `tf.data.Dataset`s, or of Python."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import WEIGHT, Batch, Shard
+from launcher.data.pipeline import WEIGHT, Batch, Shard, held
 from launcher.data.python_batches import PythonBatches
 from launcher.data.structure import Structure, as_arrays, flatten, inner_sizes
 from launcher.errors import UsageError
@@ -164,7 +165,7 @@ def batch_size_of(dataset: tf.data.Dataset) -> int:
         None if spec.shape.rank is None else [*spec.shape, 0][0] for spec in flatten(dataset.element_spec).values()
     }
     if sizes == {None}:
-        for element in dataset.take(1):
+        for element in itertools.islice(held(dataset), 1):
             sizes = {int(tf.shape(leaf)[0]) if leaf.shape.rank else 0 for leaf in flatten(element).values()}
         if sizes == {None}:
             raise UsageError("the dataset is empty")
@@ -218,7 +219,7 @@ def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
 
 def first_batch(dataset: tf.data.Dataset, role: str) -> Batch:
     """Reads it; UsageError where there is none."""
-    for batch in dataset.take(1):
+    for batch in held(dataset):
         return batch
     raise UsageError(f"the {role} dataset is empty")
 
@@ -243,7 +244,7 @@ def _rows_of_batches(dataset: tf.data.Dataset) -> list[int]:
     _num_batches(dataset.take(1), "validation", "validation_steps")
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise UsageError("the validation dataset is endless: say how much of it to use with validation_steps")
-    return [int(rows) for rows in dataset.map(_rows)]
+    return [int(rows) for rows in held(dataset.map(_rows))]
 
 
 def _rows(batch: Batch) -> tf.Tensor:

@@ -9,10 +9,11 @@ real example (or the example's own weight), 0 for padding.
     )
 """
 
+import collections
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +40,18 @@ _AHEAD = 2
 
 # Of an array, those that its identity looks at: a second's work.
 _DIGESTED_BYTES = 2**28
+
+_held: collections.deque[Iterator[Any]] = collections.deque(maxlen=3)
+
+
+def held(dataset: Iterable[Any]) -> Iterator[Any]:
+    """An iterator that is let go some others later, when it no longer reads ahead.
+
+    Of one that is let go while it does, TensorFlow (2.21) takes what a `cache()` in it has read so far for the whole:
+    all that read the data set then get those few elements, without a word.
+    """
+    _held.append(iter(dataset))
+    return _held[-1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
-from launcher.data.pipeline import Batch, Shard, rows_of_replica
+from launcher.data.pipeline import Batch, Shard, held, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
 from launcher.run.actions.base import Action
@@ -113,7 +113,7 @@ class Evaluator:
         if self._batches is None:
             rows = rows_of_replica(self._data, size, self._strategy.num_replicas_in_sync)
             self._batches = distribute_batches(self._strategy, make, global_batch_size=size, rows=rows)
-        return iter(self._batches), lambda batches, count: self._run_batches(batches, tf.constant(count)).numpy()
+        return held(self._batches), lambda batches, count: self._run_batches(batches, tf.constant(count)).numpy()
 
     def _result(self, tables: Sequence[np.ndarray]) -> tuple[dict[str, float], float]:
         """Loss and metrics over the batches of some loops, and their weight."""
@@ -135,7 +135,7 @@ class Evaluator:
             return self._samples
         if self._sample_batch is None:
             count = min(self._task.num_samples, self._data.num_eval_examples or 0)
-            self._sample_batch = next(iter(self._data.eval_batches(Shard(global_batch_size=count, seed=0))))
+            self._sample_batch = next(held(self._data.eval_batches(Shard(global_batch_size=count, seed=0))))
         return self._task.samples(self._model, self._sample_batch)
 
     def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
@@ -215,7 +215,7 @@ class _OnDevices:
         """The batches from the first one, and what runs the next ones with the weights as they are now."""
         assert self._made is not None
         batches, take_weights = self._made
-        return iter(batches), take_weights()
+        return held(batches), take_weights()
 
 
 class DecodingEvaluator:
@@ -260,7 +260,7 @@ class DecodingEvaluator:
             self._batches = distribute_batches(
                 self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
             )
-        return iter(self._batches), lambda batches: self._run_batch(next(batches))
+        return held(self._batches), lambda batches: self._run_batch(next(batches))
 
     def _run_batch_in_graph(self, batch: Batch) -> tuple[tf.Tensor, ...]:
         outputs = self._strategy.run(self._on_replica, args=(batch,))

@@ -14,7 +14,7 @@ import tensorflow as tf
 import models
 from launcher.data import batch_spec
 from launcher.data.order import ALL_IN
-from launcher.data.pipeline import Shard
+from launcher.data.pipeline import Shard, held
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer, Optimizers
@@ -145,7 +145,7 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
     if plan.num_parts == 1 or initial_values.are_left_out() or not unknown:
         task.counts_rows |= unknown
         return [*map(statistics.usual, assigned)]
-    batch = next(iter(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
+    batch = next(held(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
     found = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
     task.counts_rows |= any(one.fold in ("sum", "rows") for one in found)
     return found

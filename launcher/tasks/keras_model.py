@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.keras_data import make_data, prepare
-from launcher.data.pipeline import WEIGHT, Data, Shard
+from launcher.data.pipeline import WEIGHT, Data, Shard, held
 from launcher.data.structure import Structure
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at, mistake
@@ -258,7 +258,7 @@ class KerasTask(Task):
     def _first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
         size = getattr(self.data(), "batch_size", self.tried)
-        batch = next(iter(self.data().train_batches(Shard(global_batch_size=size, seed=0))))
+        batch = next(held(self.data().train_batches(Shard(global_batch_size=size, seed=0))))
         return self._packed({key: tf.concat([part, part][: 1 + size % 2], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import launcher
 from launcher.errors import EXIT_DONE, UsageError
+from launcher.machine import installation
 from launcher.model_dir import lease
 from launcher.modes import Request, fit_folders
 
@@ -201,6 +202,6 @@ def test_what_trained_is_kept_and_what_is_not_called_is_said(tmp_path, monkeypat
     plan = record["plan"]
     assert plan["commit"] == f"{git('rev-parse', 'HEAD')}-dirty" and "+another" in record["diff"]
     assert plan["commit"] in Path("run/report.html").read_text()
-    assert record["command"].startswith("python ") and f"numpy-{np.__version__}" in record["packages"]
+    assert record["command"].startswith(f"{installation.python()} ") and f"numpy-{np.__version__}" in record["packages"]
     notes = " ".join(plan[name] for name in plan if name.startswith("note"))
     assert "Fitting has a fit of its own" in notes and "run_eagerly is ignored" in notes
