@@ -243,7 +243,7 @@ def test_examples_of_unknown_shape_are_refused_by_name():
 
 
 def test_a_reader_that_looks_at_the_first_element_cuts_no_cache():
-    """Which TensorFlow does where the reader is let go while it reads ahead: in one of eight of these, without `held`."""
+    """Which TensorFlow does where the reader is let go while it reads ahead: here, without `held`, in one of eight."""
     for _ in range(60):
         dataset = tf.data.Dataset.range(50).prefetch(16).cache().prefetch(2)
         assert next(held(dataset)) == 0
