@@ -80,7 +80,9 @@ def define_flags() -> flags.FlagValues:
         "median time between reports, at least 60; start-up and compilation always have 600 or more.",
         flag_values=values,
     )  # fmt: skip
-    flags.DEFINE_float("start_timeout", 600.0, "Seconds until a worker's first report.", flag_values=values)
+    flags.DEFINE_float(
+        "start_timeout", 600.0, "Seconds until a worker's first report, and to connect.", flag_values=values
+    )
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )

@@ -296,7 +296,8 @@ def run_workers(
     start_launcher: Callable[..., Started], free_ports: Callable[[int], list[int]]
 ) -> Callable[..., list[Finished]]:
     """run_workers(n, *args, timeout=240, env=None, cwd=None): n workers of one TF_CONFIG cluster on loopback, run to
-    their end; outcomes in the order of rank. A list in `env` has one a worker. The deadline is one for all."""
+    their end; outcomes in the order of rank. A list in `env` has one a worker. The deadline is one for all. A proxy
+    that is not there stands in the environment, as in many clusters: gRPC must not look for workers behind it."""
 
     def run(num_workers: int, *args: str, timeout: float = 240.0, **options: object) -> list[Finished]:
         hosts = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
@@ -305,7 +306,8 @@ def run_workers(
         workers = []
         for index in range(num_workers):
             config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-            workers.append(start_launcher(*args, env={**envs[index], "TF_CONFIG": json.dumps(config)}, **options))
+            place = {"http_proxy": "http://127.0.0.1:9", "TF_CONFIG": json.dumps(config)}
+            workers.append(start_launcher(*args, env={**place, **envs[index]}, **options))
         deadline = time.monotonic() + timeout
         return [worker.wait(max(0.0, deadline - time.monotonic())) for worker in workers]
 

@@ -53,7 +53,7 @@ class StallDetector:
 
     Workers train in step, so one that stops stops all; the job stalls when no worker has reported anything new for
     `timeout_seconds`, or if None 20 times the median between reports while training, and at least a minute. Until every
-    worker's first report, `start_timeout_seconds` are the limit.
+    worker's first report, and while they connect, `start_timeout_seconds` are the limit.
     """
 
     def __init__(self, *, timeout_seconds: float | None, start_timeout_seconds: float):
@@ -82,6 +82,8 @@ class StallDetector:
 
     def limit_seconds(self, phase: str) -> float:
         """How long a phase may go without a report."""
+        if phase == "connect":
+            return self._start_timeout
         if self._timeout is not None:
             return max(_LONG_SECONDS, self._timeout) if phase in _LONG_PHASES else self._timeout
         if phase in (*_LONG_PHASES, *_SLOW_PHASES) or len(self._intervals) < _FEWEST_INTERVALS:

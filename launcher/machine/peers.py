@@ -3,6 +3,9 @@
 TensorFlow 2.21 keeps Python's lock and takes SIGTERM while it connects several workers. So a worker first listens on
 its port, which is TensorFlow's afterwards, and calls the others until all of them answer. Then worker 0 goes first: the
 others connect to its server, and where that does not listen yet, TensorFlow tries again a whole second later.
+
+gRPC connects through a proxy of the environment (grpc_proxy, https_proxy, http_proxy), which knows none of the workers
+as a rule: they are exempt.
 """
 
 import contextlib
@@ -15,12 +18,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.errors import PeerError, PortTakenError, UsageError
-from launcher.machine import ports
+from launcher.machine import child_process, ports
 from launcher.machine.cluster import Cluster
 from launcher.worker import preemption
 from launcher.worker.progress import Progress
 
 START_TIMEOUT = "LAUNCHER_START_TIMEOUT"
+EXEMPT = "no_grpc_proxy"
 
 _FIRST_NOTE_SECONDS = 5.0
 _LONGEST_SILENCE_SECONDS = 60.0
@@ -28,6 +32,8 @@ _CALL_SECONDS = 2.0
 _CALLS_AT_ONCE = 32
 _RETRY_SECONDS = 0.1
 _SERVER_SECONDS, _GREETING_SECONDS = 5.0, 0.05
+# Another process, since this one's threads stand still while TensorFlow connects.
+_TELL = 'while sleep 15; do echo "$0" >&2; done'
 
 
 @contextlib.contextmanager
@@ -41,14 +47,31 @@ def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iter
       PortTakenError: another process listens on this worker's port.
       UsageError: it may not listen there.
     """
+    exempt = (os.environ.get(EXEMPT) or os.environ.get("no_proxy", "")).split(",")
+    exempt += [address.rpartition(":")[0].strip("[]") for address in cluster.workers]
+    os.environ[EXEMPT] = ",".join(dict.fromkeys(filter(None, exempt)))
+    progress = Progress(environ)
     with _listener(cluster) as listener:
-        _call_all(cluster, listener, float(environ.get(START_TIMEOUT) or "inf"), Progress(environ))
+        _call_all(cluster, listener, float(environ.get(START_TIMEOUT) or "inf"), progress)
         if not cluster.is_chief:
             _await_server(cluster.workers[0], listener)
+    progress.report(phase="connect")
+    names = _names({rank: at for rank, at in enumerate(cluster.workers) if rank != cluster.index})
+    told = child_process.start(
+        ["sh", "-c", _TELL, f"waiting for {names}: no answer of TensorFlow yet"],
+        preexec_fn=child_process.die_with_parent(),
+    )
     try:
         yield
     finally:
+        child_process.kill_group(told.pid)
+        told.wait()
         preemption.hear_again()
+        progress.report(phase="startup")
+
+
+def _names(workers: Mapping[int, str]) -> str:
+    return ", ".join(f"worker {rank} ({address})" for rank, address in workers.items())
 
 
 def port_taken(cluster: Cluster) -> PortTakenError:
@@ -71,7 +94,7 @@ def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, p
             if not missing:
                 return
             waited = time.monotonic() - began
-            names = ", ".join(f"worker {rank} ({address})" for rank, address in missing.items())
+            names = _names(missing)
             if waited > limit_seconds:
                 raise PeerError(
                     f"nothing listens at the address of {names} after {waited:.0f} s (--start_timeout): was it "

@@ -44,7 +44,7 @@ class Report:
 
     Attributes:
       step: training steps done; None before the first is known.
-      phase: "startup", "compile", "train", "evaluate" or "checkpoint".
+      phase: "startup", "connect", "compile", "train", "evaluate" or "checkpoint".
       count: how many reports the writing `Progress` has made.
       time: Unix seconds.
       monotonic: seconds of the host's monotonic clock, which all its processes share.

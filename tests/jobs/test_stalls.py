@@ -59,6 +59,7 @@ def test_a_given_limit_holds_but_for_start_up_and_compilation():
     stalls_between(watch(5.0), {0: report(1)}, 0.0, 4.0, 6.0)
     stalls_between(watch(5.0), {0: report(1, phase="evaluate")}, 0.0, 4.0, 6.0)
     stalls_between(watch(5.0), {0: report(1, phase="compile")}, 0.0, 599.0, 601.0)
+    stalls_between(watch(5.0, start=20.0), {0: report(1, phase="connect")}, 0.0, 19.0, 21.0)
 
 
 def test_peers_may_wait_for_a_worker_that_compiles():

@@ -59,6 +59,16 @@ def test_all_enter_when_the_last_has_come(free_ports):
             one.result(60)
 
 
+def test_workers_are_exempt_from_a_proxy_beside_those_that_are(free_ports, monkeypatch):
+    monkeypatch.delenv(peers.EXEMPT, raising=False)
+    monkeypatch.setenv("no_proxy", ".lan,127.0.0.1")
+    meet(free_ports(1), 0)
+    assert os.environ[peers.EXEMPT] == ".lan,127.0.0.1"
+    with pytest.raises(PeerError):
+        meet([*free_ports(1), 9], 0, limit=0.0)
+    assert os.environ.pop(peers.EXEMPT) == ".lan,127.0.0.1"
+
+
 def test_the_others_enter_when_worker_0_serves(free_ports):
     ports = free_ports(2)
     with ThreadPoolExecutor(1) as pool:
