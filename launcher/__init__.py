@@ -71,11 +71,13 @@ if _refusal():  # before any other import, which would fail with less to say
 __all__ = ["fit", "load"]
 _LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 _BEFORE = "launcher.machine.tensorflow_import"  # says what to install, before a module needs what an old Keras lacks
+_ENDING = "launcher.errors.excepthook"
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(_ENDING).install()
     importlib.import_module(_BEFORE).require_tensorflow()
     return getattr(importlib.import_module(_LAZY[name]), name)
 

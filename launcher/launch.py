@@ -36,7 +36,7 @@ from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
-from launcher.model_dir import check_model_dir, lease
+from launcher.model_dir import check_is_path, check_model_dir, lease
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
@@ -175,8 +175,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
     if modes.MODES[request.mode].starts_processes:
         raise UsageError(f"--mode={request.mode} starts processes of its own; run it with python -m launcher.main")
     model_dir = request.run_dir
-    if "://" in model_dir:
-        raise UsageError(f"--model_dir={model_dir}: logs need a folder; mount the bucket and give its path")
+    check_is_path(model_dir)
     identity = uuid.uuid4().hex[:12]
     place = cluster.resolve(os.environ) if options.backend == "member" else None
     return Job(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from absl import flags
 
 from launcher import modes
 from launcher.config import gin_files
-from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, failures, user_code
+from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
 from launcher.machine import compile_cache, exit_barrier, installation
 from launcher.machine.tensorflow_import import require_tensorflow
 from launcher.reporting import summary
@@ -92,7 +93,15 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
       UsageError: one is not, or there is something else.
     """
     options = modes.define_flags()
-    rest = modes.parse(options, argv)
+    try:
+        rest = modes.parse(options, argv)
+    except UsageError:
+        from launcher.launch import SHOWN_FLAGS  # late: nothing else needs it
+
+        if not {word.partition("=")[0].strip("-") for word in argv[1:]} & ({*SHOWN_FLAGS} - {*options}):
+            raise
+        line = f"{installation.python()} -m launcher.launch {shlex.join(argv[1:])}"
+        raise UsageError(f"this is for the supervisor, which starts the workers: {line}") from None
     if options.mode == "compare":
         options.run = [*options.run, *rest]
     else:

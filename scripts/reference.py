@@ -193,13 +193,16 @@ def _bindings() -> Iterator[str]:
     for room in sorted(by_room, key=lambda room: (order.index(room) if room in order else len(order), room)):
         yield f"### {_title(room)}\n"
         selectors = sorted(by_room[room], key=lambda one: (not one.endswith(".train"), one))
-        bindings = {selector: arguments(selector.rsplit(".", 1)[-1], found[selector]) for selector in selectors}
+        bindings = {
+            selector: arguments(internals().registry.minimal_selector(selector), found[selector])
+            for selector in selectors
+        }
         shared = _shared(bindings.values())
         if shared:
             yield "#### In several of them\n"
             yield items(shared.items(), swapped=True)
         for selector in selectors:
-            yield from configurable(selector.rsplit(".", 1)[-1], found[selector], shared=shared)
+            yield from configurable(internals().registry.minimal_selector(selector), found[selector], shared=shared)
     yield "### Of Keras\n"
     rows = []
     for module, example, says in _KERAS:

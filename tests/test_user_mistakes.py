@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import functools
 import re
+import runpy
+import subprocess
 import sys
 
 import gin
 import pytest
 from cases import repeated_but
+from places import PYTHONPATH
 from test_documentation import code_block
 
 from launcher import main as entry
@@ -345,3 +348,77 @@ def test_both_workers_refuse_a_mistake_in_the_same_line(wine, run_workers, tmp_p
         assert worker.returncode == 64, worker.stderr
         assert f"error: {IN_LOSS}loss() returned weight 2 for 32 examples: return sums" in worker.stderr
         assert "Traceback" not in worker.stderr
+
+
+PROGRAM = """\
+import keras, launcher, numpy, tensorflow as tf
+from launcher import errors
+x = numpy.ones((8, 4), "float32"); y = numpy.arange(8) % 2
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+def none(): model = build()
+"""
+PROGRAMS = {
+    'launcher.fit(build, (x, y.astype("U3")))': (64, "y is text (<U3): give labels as numbers"),
+    "launcher.fit(build, data.map(lambda x, y: (x, tf.as_string(y))))": (64, "y is text (string): give labels as"),
+    "launcher.fit(build(), x.astype(str), y)": (64, "x is text (<U32): give numbers, or a model that begins with Text"),
+    "launcher.fit(build, x, y[:5])": (64, "got {'x': 8, 'y': 5}; what is validated on is given as validation=(x_val"),
+    "launcher.fit(build, x, y=y[:5])": (64, "must be of one length, got {'x': 8, 'y': 5}"),
+    "launcher.fit(build(), x, y, 32)": (64, "fit: say by its name what 32 is, such as batch_size"),
+    "launcher.fit(build, (x, y), epoch=3)": (64, "there is no argument 'epoch'; did you mean 'epochs'?"),
+    "launcher.fit(none, (x, y))": (64, "must return a keras.Model, returned NoneType"),
+    "launcher.fit(none.nonesuch, (x, y))": (1, "AttributeError: 'function' object has no attribute 'nonesuch'"),
+    "launcher.fit(lambda: 1 / 0, (x, y))": (64, "in <lambda>: ZeroDivisionError: division by zero"),
+    "launcher.fit(build, x, y, strategy=tf.distribute.MirroredStrategy(['GPU:6', 'GPU:7']))": (
+        64,
+        "the MirroredStrategy that was given is of GPU:6, GPU:7; TensorFlow finds CPU:0",
+    ),
+    "launcher.fit(build, x, y, strategy=tf.distribute.OneDeviceStrategy('GPU:3'))": (64, "is of GPU:3; TensorFlow"),
+    "launcher.fit(build, x, y, model_dir='gs://bucket/run')": (64, "--model_dir=gs://bucket/run: a run needs a file"),
+    "launcher.load('nonesuch')": (64, "launcher.load: there is no folder"),
+    "raise errors.TrainingError('not finite')": (70, "error: not finite"),
+    "raise errors.PeerError('worker 1 is gone')": (75, "error: worker 1 is gone"),
+    "raise errors.Preempted('saved')": (42, "error: saved"),
+    "raise errors.Interrupted('saved')": (42, "error: saved"),
+    "raise ValueError('my own')": (1, "ValueError: my own"),
+}
+
+
+def test_a_program_ends_on_a_mistake_with_one_message_and_the_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    for line, (code, said) in PROGRAMS.items():
+        (tmp_path / "program.py").write_text(f"{PROGRAM}launcher.fit\n{line}\n")
+        found = 1
+        try:
+            runpy.run_path("program.py", run_name="__main__")
+        except BaseException as error:
+            try:
+                sys.excepthook(type(error), error, error.__traceback__)
+            except SystemExit as end:
+                found = end.code
+        told = capsys.readouterr().err
+        assert (found, said in told) == (code, True), (line, told)
+        assert ("Traceback" in told, told.count("\n") == 1) == (code == 1, code != 1), told
+
+
+def test_python_ends_such_a_program_so_after_what_runs_at_its_end(tmp_path):
+    program = """
+import atexit
+from launcher.errors import UsageError, excepthook
+atexit.register(print, "at the end")
+excepthook.install()
+raise UsageError("why")
+"""
+    command, env = [sys.executable, "-c", program], {"PYTHONPATH": PYTHONPATH}
+    ended = subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (64, "at the end\n", "error: why\n")
+
+
+def test_a_flag_of_the_supervisor_is_told_with_the_line_that_starts_it(capsys):
+    assert entry.main(["launcher", "--workers=2", "--gin_file=digits_cpu.gin", "--gin_param=train.steps = 3"]) == 64
+    line = "-m launcher.launch --workers=2 --gin_file=digits_cpu.gin '--gin_param=train.steps = 3'\n"
+    assert capsys.readouterr().err.endswith(line)

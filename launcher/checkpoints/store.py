@@ -59,11 +59,6 @@ class CheckpointStore:
     ):
         if keep < 1:
             raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
-        if "://" in directory:
-            raise UsageError(
-                f"Checkpoints cannot be written to {directory}: they need a file system with an atomic rename. "
-                "Mount the bucket or a shared disk and give its path as --model_dir."
-            )
         self._directory = Path(directory)
         self._keep, self._keep_every_hours = keep, keep_every_hours
         self.is_chief, self.before_write = is_chief, before_write

@@ -11,6 +11,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 
 _PARTS = ("x", "y", "sample_weight")
+_IN_PLACE_OF_TEXT = {"x": "numbers, or a model that begins with TextVectorization", "y": "labels as numbers"}
 _NUMBERS = int | float | str | bytes | np.generic
 
 
@@ -29,6 +30,13 @@ class Structure:
     def __str__(self) -> str:
         leaves = flatten(self._parts).items()
         return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *inner_sizes(leaf)]}" for key, leaf in leaves)
+
+    def text(self, part: str) -> str:
+        """What is wrong where x or y may not be text; "" where it is none."""
+        for key, leaf in flatten(self._parts).items():
+            if key[0] == part and _dtype(leaf) == tf.string:
+                return f"{key} is text ({getattr(leaf.dtype, 'str', 'string')}): give {_IN_PLACE_OF_TEXT[part]}"
+        return ""
 
     @property
     def unknown(self) -> list[str]:
@@ -125,7 +133,8 @@ def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
     x, y, weight = (_arrays_of(f"{role} {name}", part) for name, part in zip(_PARTS, _split(element), strict=True))
     lengths = {key: len(leaf) for key, leaf in flatten((x, y, weight)).items()}
     if len(set(lengths.values())) > 1:
-        raise UsageError(f"{role} data: x, y and sample_weight must be of one length, got {lengths}")
+        instead = "; what is validated on is given as validation=(x_val, y_val)" if role == "training" else ""
+        raise UsageError(f"{role} data: x, y and sample_weight must be of one length, got {lengths}{instead}")
     return x, y, weight
 
 

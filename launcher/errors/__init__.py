@@ -81,6 +81,7 @@ class Preempted(LauncherError):
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or a notebook's stop button, in a program that calls `launcher.fit`: what was trained is saved."""
 
+    exit_code = EXIT_PREEMPTED
     _render_traceback_ = LauncherError._render_traceback_
     lines = ()
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, listed
 from launcher.machine import installation, jax_devices, nvidia, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
@@ -199,6 +199,12 @@ def describe(strategy: tf.distribute.Strategy) -> StrategyPlan:
     }
     found = [kind for made, kind in kinds.items() if isinstance(strategy, made)]
     devices = tuple(strategy.extended.worker_devices)
+    there = [one.name for one in tf.config.list_logical_devices()]
+    asked, found_here = ([name.partition("device:")[2] for name in names] for names in (devices, there))
+    if found != ["tpu"] and not set(asked) <= set(found_here):
+        raise UsageError(
+            f"the {type(strategy).__name__} that was given is of {listed(asked)}; TensorFlow finds {listed(found_here)}"
+        )
     if not found and strategy.num_replicas_in_sync > 1:
         raise UsageError(f"{type(strategy).__name__} is none of the strategies that train here: {', '.join(KINDS)}")
     return StrategyPlan(

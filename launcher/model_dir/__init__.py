@@ -14,10 +14,18 @@ def default_model_dir(gin_files: Sequence[str]) -> str:
     return os.path.join("runs", os.path.splitext(os.path.basename(gin_files[-1]))[0])
 
 
+def check_is_path(model_dir: str) -> None:
+    """UsageError for the address of a bucket."""
+    if "://" in model_dir:
+        raise UsageError(
+            f"--model_dir={model_dir}: a run needs a file system with an atomic rename: give a folder of a disk or "
+            "of a shared file system, and copy it to the bucket afterwards"
+        )
+
+
 def check_model_dir(model_dir: str) -> str:
     """Returns `model_dir`, making nothing; UsageError where it cannot be made or written to."""
-    if "://" in model_dir:
-        return model_dir
+    check_is_path(model_dir)
     existing = os.path.abspath(model_dir)
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

@@ -15,7 +15,8 @@ import tensorflow as tf
 from launcher.config.bound_types import check_value
 from launcher.data.dataset_data import as_tuple
 from launcher.data.pipeline import steps_per_epoch as epoch_of
-from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, failures
+from launcher.data.python_batches import is_python
+from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, excepthook, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.exit_barrier import chief_last
@@ -30,7 +31,7 @@ from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
 from launcher.run.start.value_text import text_of
 from launcher.tasks import keras_callbacks, keras_private, keras_tracing
-from launcher.tasks.keras_model import KerasTask
+from launcher.tasks.keras_model import KerasTask, is_function
 
 _OF_KERAS = ("data", "x", "y", "sample_weight", "validation_data")
 _BATCH_SIZE = 32  # Keras's
@@ -75,7 +76,7 @@ def fit(
     Args:
       build: returns a compiled model; called under the strategy's scope. Or a compiled model, which is trained from
         the state that it has, and is in this process as any other afterwards.
-      data: train and validation; for a model x and y, as in Keras's fit.
+      data: train and validation; or x and y, as in Keras's fit, where both are arrays.
       train: (x, y) or (x, y, sample_weight) as arrays or nests of them; a `tf.data.Dataset` of batches; a PyDataset, a
         generator or whatever gives batches in turn; or a function that returns it.
       validation: the same, or None.
@@ -210,11 +211,17 @@ def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_k
         raise UsageError(f"fit: say by its name what {data[2]!r} is, such as batch_size")
     given = [*data, None, None][:2]
     x, y, weight = of_keras
-    if is_model:
+    if y is not None or weight is not None or not any(_is_whole(one, is_model) for one in given):
         (x, y), given = (given[0] if x is None else x, given[1] if y is None else y), [None, None]
     if x is not None:
         train = x if y is None and weight is None else (x, y, weight)[: 2 + (weight is not None)]
     return [other if one is None else one for one, other in zip(given, (train, validation), strict=True)]
+
+
+def _is_whole(source: Any, is_model: bool) -> bool:
+    """Whether this is all to train or validate on; a tuple is, but what a model is given as in Keras."""
+    kinds = tf.data.Dataset if is_model else tf.data.Dataset | tuple
+    return isinstance(source, kinds) or is_python(source) or is_function(source)
 
 
 def _builder(model: keras.Model) -> Callable[[], keras.Model]:
@@ -275,7 +282,10 @@ def _ends(unnamed: str | None) -> Iterator[None]:
             told.args = (f'{told}, with model_dir="{unnamed}"',)
         if getattr(told, "signal", None) == signal.SIGINT and programs.handler() is None:
             raise Interrupted(str(told)) from None
-        if told is error or hasattr(error, OF_CALLBACK):
+        if hasattr(error, OF_CALLBACK):
+            raise
+        if told is error:
+            setattr(error, excepthook.CODE, failures.exit_code(error))
             raise
         raise told from error
     finally:

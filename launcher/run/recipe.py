@@ -144,7 +144,7 @@ class Recipe:
       seed: base of all random numbers, unless `--seed` is given.
       log_every: steps between log events.
       evaluate_every: steps between evaluations; 0 for only at the end.
-      checkpoint_every: steps between checkpoints; 0 for only at the end.
+      checkpoint_every: steps between checkpoints; 0 for only those by time, of best evaluations and at the end.
       checkpoints: what else there is to say of them; see `Checkpoints`.
       best_metric: evaluation metric the best checkpoint is chosen by: the lowest value of loss, perplexity and
         bits_per_byte, the highest of any other.

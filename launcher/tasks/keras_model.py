@@ -42,7 +42,8 @@ from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
 _OF_BATCH, _HELD_OUT = "batch/", "held out"
-_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, tf.errors.InvalidArgumentError)
+_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError)
+_ERRORS += tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _SQUARING = (keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad)
 
@@ -142,7 +143,8 @@ class KerasTask(Task):
         self._own = None
         if keras_own_step.overridden(model):
             with _refused(
-                f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}"
+                f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}",
+                structures[0].text("y"),
             ):
                 self._own = with_local_metrics(lambda: OwnSteps(model, structures[0].traced))
             for held_out in structures[1:]:
@@ -151,7 +153,10 @@ class KerasTask(Task):
             return model
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
-            with _refused(f"{where}: {model.name!r} does not take this data, in which {structure}"), kept_states(model):
+            with (
+                _refused(f"{where}: {model.name!r} does not take this data, in which {structure}", structure.text("x")),
+                kept_states(model),
+            ):
                 try:
                     outputs = model(x, training=False)
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
@@ -168,7 +173,11 @@ class KerasTask(Task):
             own = list(model.losses)
             # What they count is as it was, afterwards.
             self._reduced = []
-            with _refused(what), keras.StatelessScope() as scope, keras_losses_of(own, model, self._note):
+            with (
+                _refused(what, structure.text("y")),
+                keras.StatelessScope() as scope,
+                keras_losses_of(own, model, self._note),
+            ):
                 if self._class_weight and structure is structures[0]:
                     weight = class_weights(y, self._class_weight, weight, outputs)
                 compute_loss(model, x, y, outputs, weight, training=True)
@@ -471,14 +480,14 @@ class KerasTask(Task):
 
 
 @contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
+def _refused(what: str, text: str = "") -> Iterator[None]:
     try:
         yield
     except _ERRORS as error:
         lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
         # Keras says first in which layer it was.
         line = next((line for line in lines if not line.startswith("Exception encountered")), type(error).__name__)
-        raise UsageError(f"{what}: {mistake(error) or line}") from error
+        raise UsageError(f"{what}: {text or mistake(error) or line}") from error
 
 
 def is_function(source: Any) -> bool:

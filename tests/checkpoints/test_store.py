@@ -85,12 +85,9 @@ def test_a_store_without_directory_is_empty_and_stays_so(directory: Path) -> Non
         store.read(3)
 
 
-@pytest.mark.parametrize(
-    ("path", "keep", "wrong"), [("gs://bucket/run", 3, "gs://bucket/run"), ("run", 0, "keep is 0")]
-)
-def test_impossible_stores_are_refused(path: str, keep: int, wrong: str) -> None:
-    with pytest.raises(UsageError, match=wrong):
-        CheckpointStore(path, keep=keep)
+def test_a_store_of_no_checkpoint_is_refused() -> None:
+    with pytest.raises(UsageError, match="keep is 0"):
+        CheckpointStore("run", keep=0)
 
 
 def test_only_the_chief_writes(directory: Path) -> None:

@@ -72,7 +72,9 @@ def test_data_by_keras_names_is_taken(tmp_path):
     mine, other = classifier(), classifier()
     history = launcher.fit(mine, **arguments, verbose=0, model_dir=str(tmp_path / "model"))
     assert_same(history, other.fit(**arguments, verbose=0))
-    assert_same(launcher.fit(classifier, **arguments, model_dir=str(tmp_path / "function"), seed=3), history)
+    by_position = {name: value for name, value in arguments.items() if name not in ("x", "y")}
+    found = launcher.fit(classifier, X, LABEL, **by_position, model_dir=str(tmp_path / "function"), seed=3)
+    assert_same(found, history)
 
 
 def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
