@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tfxla
 
 from launcher.data.pipeline import WEIGHT, Batch
 from launcher.machine.no_autograph import no_autograph
@@ -24,6 +25,8 @@ DEFAULT_BUCKET_BYTES = 16 * 2**20
 TPU_BUCKET_BYTES = 1
 # Elements of a gradient whose squares cost less to sum than it costs to begin.
 _SMALL = 4096
+# Elements of a gradient that a GPU passes over in about the time that it takes to begin.
+_TOGETHER = 2**20
 
 
 class Checked(NamedTuple):
@@ -175,25 +178,37 @@ def unscale_and_check(
       each: whether the squares of each are summed by itself, of none that are shards.
     """
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
-    gradients = [tf.cast(gradient, tf.float32) * factor for gradient in reduced]
-    squares = _squares(gradients, reduced, factor) if each else None
+    gradients, squares = [tf.cast(gradient, tf.float32) for gradient in reduced], None
+    if each:
+        # Another factor for the update: it reads what the first one's kernels may have written.
+        gradients = _times(gradients, factor)
+        squares, gradients = _squares(gradients), _times(gradients, 1.0)
+    else:
+        gradients = [gradient * factor for gradient in gradients]
     norm = _norm(gradients, reduced, factor, shards, divides) if squares is None else tf.sqrt(tf.reduce_sum(squares))
     finite, empty = tf.math.is_finite(norm), tf.equal(true_weight, 0.0)
     return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)), squares)
 
 
-def _squares(gradients: Sequence[tf.Tensor], reduced: Sequence[tf.Tensor], factor: tf.Tensor) -> tf.Tensor:
+def _times(tensors: Sequence[tf.Tensor], factor: float | tf.Tensor) -> list[tf.Tensor]:
+    """Products with a number; for GPUs, XLA then makes one kernel of what is done to several of one shape.
+
+    It does so where operations read one tensor that has more than one element, and adds no bytes.
+    """
+    # Leans on TensorFlow: XLA's barrier has this wrapper in Python; without it XLA sees that the pair is one number.
+    # Noticed by tests/preflight/test_kernels.py. Then: multiply by `factor`, in a kernel for each.
+    (pair,) = tfxla.optimization_barrier(tf.fill([2], factor))
+    return [one * (pair[0] if one.shape.num_elements() <= _TOGETHER else factor) for one in tensors]
+
+
+def _squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum of squares of each of `gradients`, by rows of matrices, each of which is one kernel's work.
 
     In a row are the squares of a small one, or those of a large one, summed over its last axis.
     """
 
-    def row(gradient: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-        small = _is_small(gradient)
-        squares = tf.square(tf.cast(before, tf.float32) * factor if small else gradient)
-        return tf.reshape(squares if small else tf.reduce_sum(squares, axis=-1), [-1])
-
-    rows = list(map(row, gradients, reduced))
+    squares = [tf.square(gradient) for gradient in gradients]
+    rows = [tf.reshape(one if _is_small(one) else tf.reduce_sum(one, axis=-1), [-1]) for one in squares]
     sizes = [one.shape[0] for one in rows]
     sums: dict[int, tf.Tensor] = {}
     for _, places in itertools.groupby(sorted(range(len(rows)), key=sizes.__getitem__), sizes.__getitem__):

@@ -8,6 +8,7 @@ from cases import repeated_but
 
 from launcher.preflight import advice, gpus, roofline, slices
 from launcher.preflight.compiled import hbm, hlo
+from launcher.step import gradients
 from launcher.step_program import jax_parts, pod_module
 from models.transformer.attention import attend
 from models.transformer.attention_kernel import attend_by_kernel
@@ -35,11 +36,11 @@ def lowered(accelerator):
     return as_of_a_step(step, [of(HEADS), of(1), of(1), tf.TensorSpec([1, LENGTH], tf.int32), of(HEADS)])
 
 
-def as_of_a_step(step, specs):
+def as_of_a_step(step, specs, num_results=4):
     with tf.device("/CPU:0"):
         serialized = tf.function(step, jit_compile=True, autograph=False).experimental_get_compiler_ir(*specs)
         program = serialized(stage="hlo_serialized")
-    return pod_module.convert(jax_parts.load(), program, num_replicas=1, num_results=4, updates={}).text
+    return pod_module.convert(jax_parts.load(), program, num_replicas=1, num_results=num_results, updates={}).text
 
 
 def counted(compiled, text, where):
@@ -111,3 +112,20 @@ def test_plain_attention_on_gpus_holds_16_bit_weights_alone_for_its_gradient(com
     scores = rows * heads * length**2
     held = [each for one in entry.instructions.values() for each in one.shapes if each.elements == scores]
     assert {each.dtype for each in held} == {"bf16"}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_weights_of_one_shape_are_changed_by_one_kernel_of_gpus_unless_they_are_large(compiled, together, monkeypatch):
+    monkeypatch.setattr(gradients, "_TOGETHER", 96 * 64 if together else 0)
+    sizes, many = [(96, 64), (64,)], 5
+
+    def step(*numbers):
+        found, weights = numbers[: 2 * many], numbers[2 * many :]
+        one = tf.constant(1.0)
+        checked = gradients.unscale_and_check(found, scale=one, nominal_weight=3.0, true_weight=one, each=True)
+        return [weight - 0.1 * gradient for weight, gradient in zip(weights, checked.gradients, strict=True)]
+
+    text = as_of_a_step(step, [tf.TensorSpec(size) for size in sizes * 2 * many], num_results=2 * many)
+    entry = hlo.parse(compiled(text, "h100:1").hlo).entry
+    kernels = [[each.dims for each in one.shapes] for one in entry.instructions.values() if one.opcode == "fusion"]
+    assert [sum(size in shapes for shapes in kernels) for size in sizes] == [1 if together else many] * 2

@@ -193,6 +193,27 @@ def test_no_norm_is_added_up_in_an_order_that_depends_on_what_else_the_machine_d
     assert not {operation.type for operation in traced.graph.get_operations()} & {"AddN", "AddV2", "Add"}
 
 
+def test_one_program_for_gpus_computes_the_same_bits_of_gradients_and_the_squares_of_each(monkeypatch):
+    monkeypatch.setattr(gradients, "_TOGETHER", 5000)
+    source = np.random.default_rng(7)
+    sizes = [(70, 70), (7,), (70, 70), (100, 70), (), (7,)]
+    values = [source.normal(size=size).astype(np.float32) for size in sizes]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def judge(values, each):
+        return gradients.unscale_and_check(
+            values,
+            scale=tf.constant(3.0), nominal_weight=7.0, true_weight=tf.constant(5.0), each=each,
+        )  # fmt: skip
+
+    plain, together = judge(values, each=False), judge(values, each=True)
+    for before, after in zip(plain.gradients, together.gradients, strict=True):
+        np.testing.assert_array_equal(before, after)
+    squares = [np.sum((value.astype(np.float64) * 7 / 15) ** 2) for value in values]
+    np.testing.assert_allclose(together.squares, squares, rtol=1e-5)
+    np.testing.assert_allclose(together.norm, np.sqrt(sum(squares)), rtol=1e-5)
+
+
 def test_sparse_gradients_add_up_duplicate_rows():
     slices = tf.IndexedSlices(tf.ones([3, 2], tf.bfloat16), tf.constant([0, 2, 2]), dense_shape=tf.constant([4, 2]))
     np.testing.assert_array_equal(gradients.dense(slices, tf.TensorShape([4, 2])), [[1, 1], [0, 0], [2, 2], [0, 0]])
