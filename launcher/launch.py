@@ -19,6 +19,7 @@ if __name__ == "__main__":  # before the imports below, which take a third of a 
 import os
 import sys
 import tempfile
+import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from typing import Any
 from absl import flags
 
 from launcher import errors, modes
-from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError
+from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, failures
 from launcher.jobs import backends, kubernetes, private_network, sweep, transports
 from launcher.jobs.drill import command as drill_command
 from launcher.jobs.drill import plan
@@ -139,13 +140,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                     drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held
                 )
             return Supervisor(job=job, backend=backend, console=console, held=held).run()
-    except LauncherError as error:
+    except Exception as raised:
+        error = failures.explained(raised)
         flush_standard_streams()
+        if not isinstance(error, LauncherError):  # ours: the whole traceback
+            traceback.print_exc()
         if console.is_used:
             console.error(f"error: {error}")
         else:  # nothing runs that could be held up
             sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+        return failures.exit_code(error)
     finally:
         console.close()
 

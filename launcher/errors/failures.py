@@ -6,19 +6,26 @@ that drives the hosts of a TPU pod also sees what is left of a host that was tak
 
 import errno
 import inspect
+import os
 import re
 import sys
+import traceback
+from typing import Any
 
-from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, PeerError, UsageError, user_code
+from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, MachineError, PeerError, UsageError, user_code
 
-_PASSING = {
-    getattr(errno, name)
-    for name in (
-        "EIO", "EREMOTEIO", "ESTALE", "ENOSPC", "EDQUOT", "ENOMEM",
-        "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
-    )
-    if hasattr(errno, name)
-}  # fmt: skip
+# What the system says of a disk, a mount or a network that may come back, and of what may be had again. All else, such
+# as ENOENT, EACCES and EROFS, stays until somebody changes it.
+_COMES_BACK = (
+    "EIO", "EREMOTEIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "EBUSY", "ETIMEDOUT", "ESHUTDOWN",
+    "ECONNABORTED",    "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
+)  # fmt: skip
+_ABSENT, _PASSING = (
+    {getattr(errno, name) for name in names if hasattr(errno, name)}
+    for names in (_COMES_BACK, (*_COMES_BACK, "ENOSPC", "EDQUOT", "ENOMEM", "EAGAIN", "ENFILE"))
+)
+# In TensorFlow's words, behind the file's name, and in those of Python inside of TensorFlow.
+_OF_A_FILE = re.compile(rf"(\S*(?:; |\[Errno \d+\] )(?:{'|'.join(map(os.strerror, sorted(_ABSENT)))}))")
 
 # What a host that has restarted no longer knows, in the words of TensorFlow 2.21: those that its own coordinator of
 # remote workers goes by (`_is_worker_failure` in tensorflow/python/distribute/coordinator/cluster_coordinator.py), and
@@ -57,6 +64,9 @@ def explained(error: BaseException) -> BaseException:
     Else returns `error` itself, which is ours or the machine's and keeps its traceback.
     """
     original = unwrap(error)
+    what = _absent(original)
+    if what is not None:
+        return MachineError(f"{what}. A disk or a mount may come back: run the same command again when it has")
     if isinstance(original, LauncherError):
         return original
     if not isinstance(original, Exception) or exit_code(original) == EXIT_RETRY or isinstance(original, MemoryError):
@@ -91,9 +101,31 @@ def exit_code(error: BaseException) -> int:
 def is_machine_failure(error: BaseException) -> bool:
     """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
     original = unwrap(error)
-    if isinstance(original, ConnectionError | TimeoutError):
+    if isinstance(original, ConnectionError | TimeoutError) or _absent(original) is not None:
         return True
     return isinstance(original, OSError) and original.errno in _PASSING
+
+
+def check_answers(path: str | os.PathLike[str]) -> None:
+    """Raises the OSError of a disk or a mount that does not answer, where `os.path` says that the file is missing."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            raise
+
+
+def _absent(error: Any) -> str | None:
+    """Which file a disk or a mount did not give, also where somebody took that for a mistake of the user's."""
+    if isinstance(error, OSError) and error.errno in _ABSENT:
+        file, line, *_ = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else ("a file", 0)
+        return f"{error.filename or f'{file} line {line}'}: {error.strerror}"
+    if _is_op_error(error) and (found := _OF_A_FILE.search(error.message)):
+        return found[1]
+    if not isinstance(error, UsageError):
+        return None
+    around = error.__cause__ or error.__context__
+    return around and _absent(around) and str(error)
 
 
 def _is_op_error(error: BaseException) -> bool:

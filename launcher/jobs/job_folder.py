@@ -100,8 +100,8 @@ class JobFolder:
         except TimeoutError:
             waited, self._seconds = self._seconds, _DEAD_DISK_SECONDS
             self._console.note(f"{self._path} has not answered for {waited:g} s when asked {what}")
-        except OSError as error:
-            self._console.note(f"{self._path} cannot be asked {what}: no process can be started: {error.strerror}")
+        except (OSError, RuntimeError) as error:  # no process can be started, or the disk has failed
+            self._console.note(f"{self._path} cannot be asked {what}: {str(error).splitlines()[-1]}")
         return None
 
 

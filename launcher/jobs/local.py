@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import selectors
 import subprocess
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, failures
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.output import JobConsole, LogFile, Tee
@@ -29,7 +28,6 @@ _TURN_SECONDS = 0.005
 # A process that was killed is gone as soon as the kernel has taken its memory and its devices back.
 _DEATH_SECONDS = 30.0
 _GUARD_SECONDS = 10.0
-_MAY_PASS = (errno.EAGAIN, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 
 class LocalBackend:
@@ -115,7 +113,7 @@ class LocalBackend:
             self.clear()
             program = error.filename or sys.executable
             what = f"{program} cannot be run: {error.strerror or error}; mend that and run the same command again"
-            raise NotReady(what, rank, may_pass=error.errno in _MAY_PASS, is_outage=True) from None
+            raise NotReady(what, rank, may_pass=failures.is_machine_failure(error), is_outage=True) from None
         except BaseException:
             self.clear()
             raise

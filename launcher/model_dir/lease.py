@@ -234,9 +234,10 @@ def _acquire(
     folder: Path, joins: str | None, supervises: str | None, say: Callable[[str], None], isolate: Isolate
 ) -> Lease:
     path = folder / lease_file.FILE_NAME
-    made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
     deadline = time.monotonic() + _CONTENTION_SECONDS
+    made: tuple[Path, ...] = ()
     try:
+        made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it

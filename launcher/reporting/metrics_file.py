@@ -111,7 +111,8 @@ class MetricsFile:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
             self._descriptor = None
 
     def append(self, split: str, event: Mapping[str, Any]) -> None:

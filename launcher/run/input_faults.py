@@ -24,7 +24,7 @@ def damage_named(plan: RunPlan, trainer: Trainer) -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         find = getattr(plan.data, "damage", None)
-        if find is None or "Iterator" not in str(error):  # it comes from elsewhere
+        if find is None or "Iterator" not in str(error) or failures.is_machine_failure(error):  # from elsewhere
             raise
         # A step whose batch failed may have been counted.
         batch_of, size = trainer.left_out.batch_of, plan.recipe.global_batch_size

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 import tensorflow as tf
 
-from launcher.errors import PeerError, Preempted, TrainingError, UsageError, failures
+from launcher import launch
+from launcher.config import gin_files
+from launcher.data import files
+from launcher.data.images import folder_images
+from launcher.errors import MachineError, PeerError, Preempted, TrainingError, UsageError, failures
+from launcher.model_dir import check_model_dir
+from launcher.run import programs
 
 # What TensorFlow 2.21 said when a worker that another program drove was killed, or had been started anew.
 LOST_HOSTS = [
@@ -47,7 +54,12 @@ def test_a_host_that_is_lost_or_came_back_empty_is_worth_a_retry(error):
         (PeerError("x"), 75),
         (OSError(errno.EIO, "x"), 75),
         (OSError(errno.ENOENT, "x"), 70),
+        (OSError(errno.ENOTCONN, "x"), 75),
+        (OSError(errno.EROFS, "x"), 70),
         (ConnectionResetError("x"), 75),
+        (tf.errors.UnknownError(None, None, "{{node R}} /mnt/a-1; Stale file handle"), 75),
+        (tf.errors.NotFoundError(None, None, "/mnt/a-1; No such device [Op:ReadFile]"), 75),
+        (tf.errors.UnknownError(None, None, "OSError: [Errno 5] Input/output error: '/mnt/a'"), 75),
         (tf.errors.InvalidArgumentError(None, None, "shapes [2] and [3]"), 70),
         (tf.errors.ResourceExhaustedError(None, None, "out of memory on /job:worker/replica:0/task:1"), 70),
         (tf.errors.InternalError(None, None, "x"), 70),
@@ -58,3 +70,41 @@ def test_a_host_that_is_lost_or_came_back_empty_is_worth_a_retry(error):
 )
 def test_other_failures_keep_their_code(error, code):
     assert failures.exit_code(error) == code
+
+
+def dies(*_, **__):
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), "/mnt/a")
+
+
+def test_a_mistake_that_was_seen_where_a_mount_is_dead_is_none():
+    with pytest.raises(UsageError) as raised:
+        try:
+            dies()
+        except Exception as error:
+            raise UsageError(f"no example ({type(error).__name__})") from None
+    told = failures.explained(raised.value)
+    assert isinstance(told, MachineError) and told.exit_code == 75 and "no example (OSError)" in str(told)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda: check_model_dir("/mnt/a"),
+        lambda: files.matching("/mnt/a", "x.y"),
+        lambda: gin_files.find_file("/mnt/a"),
+        lambda: programs.split(["/mnt/a.py"]),
+        lambda: folder_images.folder_images("/mnt/a"),
+    ],
+)
+def test_nothing_is_called_missing_on_a_mount_that_is_dead(look, monkeypatch):
+    monkeypatch.setattr(os, "stat", dies)
+    with pytest.raises(OSError) as raised:
+        look()
+    assert "/mnt/a: Transport endpoint is not connected" in str(failures.explained(raised.value))
+
+
+@pytest.mark.parametrize(("broken", "code"), [(dies, 75), (None, 70)])
+def test_the_supervisor_ends_with_a_code_whatever_is_raised(broken, code, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "make_job", broken)
+    assert launch.main(["launch", "--gin_file=resnet_cpu.gin"]) == code
+    assert ("Traceback" in capsys.readouterr().err) == (code == 70)

@@ -89,8 +89,9 @@ class RecordImages:
         return []
 
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
+        content = self.records.read(index)
         try:
-            features = tf.train.Example.FromString(self.records.read(index)).features.feature
+            features = tf.train.Example.FromString(content).features.feature
         except Exception as error:  # protobuf's implementations have exceptions of their own
             raise UsageError(f"it is no tf.train.Example ({type(error).__name__})") from None
         image, label = self.features["image"], self.features["label"]
