@@ -180,9 +180,9 @@ def unscale_and_check(
     factor = tf.math.divide_no_nan(tf.constant(nominal_weight, tf.float32), scale * true_weight)
     gradients, squares = [tf.cast(gradient, tf.float32) for gradient in reduced], None
     if each:
-        # Another factor for the update: it reads what the first one's kernels may have written.
-        gradients = _times(gradients, factor)
-        squares, gradients = _squares(gradients), _times(gradients, 1.0)
+        # In pairs and in threes, so that XLA takes them for two factors: kernels that sum squares would else write the
+        # products for others to read, which then read no factor.
+        squares, gradients = _squares(_times(gradients, factor, 2)), _times(gradients, factor, 3)
     else:
         gradients = [gradient * factor for gradient in gradients]
     norm = _norm(gradients, reduced, factor, shards, divides) if squares is None else tf.sqrt(tf.reduce_sum(squares))
@@ -190,15 +190,16 @@ def unscale_and_check(
     return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)), squares)
 
 
-def _times(tensors: Sequence[tf.Tensor], factor: float | tf.Tensor) -> list[tf.Tensor]:
+def _times(tensors: Sequence[tf.Tensor], factor: tf.Tensor, count: int) -> list[tf.Tensor]:
     """Products with a number; for GPUs, XLA then makes one kernel of what is done to several of one shape.
 
-    It does so where operations read one tensor that has more than one element, and adds no bytes.
+    It does so where operations read one tensor that has more than one element, here `count` times the number, and adds
+    no bytes.
     """
-    # Leans on TensorFlow: XLA's barrier has this wrapper in Python; without it XLA sees that the pair is one number.
+    # Leans on TensorFlow: XLA's barrier has this wrapper in Python; without it XLA sees that all are one number.
     # Noticed by tests/preflight/test_kernels.py. Then: multiply by `factor`, in a kernel for each.
-    (pair,) = tfxla.optimization_barrier(tf.fill([2], factor))
-    return [one * (pair[0] if one.shape.num_elements() <= _TOGETHER else factor) for one in tensors]
+    (same,) = tfxla.optimization_barrier(tf.fill([count], factor))
+    return [one * (same[0] if one.shape.num_elements() <= _TOGETHER else factor) for one in tensors]
 
 
 def _squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

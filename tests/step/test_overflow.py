@@ -216,7 +216,7 @@ def narrow_model():
 def test_a_skipped_step_names_the_layers_that_overflowed_and_no_other_does(replicas, on_gpus, monkeypatch):
     """One program on GPUs tells it by the sums of squares, of which it makes the norm."""
     monkeypatch.setattr(RunPlan, "is_one_program", on_gpus)
-    monkeypatch.setattr(gradients.tfxla, "optimization_barrier", lambda pair: [pair])  # XLA's alone
+    monkeypatch.setattr(gradients.tfxla, "optimization_barrier", lambda same: [same])  # XLA's alone
     # What the backward pass brings to b is 1 / 4 of the scale; to A, 2^9 times that and the inputs.
     inputs = np.zeros((3, 4, 2), np.float32)
     inputs[1, 3] = 1
