@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
@@ -20,15 +21,21 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, layers_of
 from launcher.tasks import text
-from launcher.tasks.keras_private import synchronize_masked
+from launcher.tasks.keras_private import attend_by_kernel, synchronize_masked
 from models.normalization import BatchNormalization
 from models.transformer import jax_function
 from models.transformer.attention import Attention
 from models.transformer.attention_form import Form
+from models.transformer.attention_kernel import unfit
 from models.transformer.layers import FeedForward
 
 BATCH_NORM = "train.batch_norm"
 
+_AS_KERAS = "as Keras has it"
+_BY_KERNEL = (
+    "cuDNN's wherever keras.ops.dot_product_attention is called, as by {} of {} layers of Keras, except with a mask "
+    "over odd lengths or values of another width"
+)
 _GLOBAL = (
     "batch normalisation takes its statistics over the global batch, as on one device; where the last batch of an "
     "epoch is short, over what it is filled up with, too"
@@ -105,27 +112,51 @@ def _with_boolean(model: keras.Model, attribute: str) -> list[Any]:
 
 
 def _set_attention(model: keras.Model, plan: RunPlan) -> None:
-    requested, layers = plan.recipe.attention, layers_of(model, Attention)
-    if not layers and requested != "auto":
-        raise UsageError(f"train.attention = {requested!r}: only for attention of models.transformer; leave it out")
-    card = accelerators.card_of(plan.strategy.gpu_model)
-    proven = bool(card and card.attention_kernel and plan.is_compiled)
-    for layer in layers:
-        layer.form = Form(
-            requested=requested, accelerator=plan.strategy.accelerator, proven=proven, compiling=xla.is_compiling
+    requested, layers, of_keras = plan.recipe.attention, layers_of(model, Attention), _unfit_of_keras(model, plan)
+    if not layers and requested != "auto" and (requested == "blocks" or not of_keras):
+        raise UsageError(
+            f"train.attention = {requested!r}: only for attention of models.transformer and, but for 'blocks', of "
+            "layers of Keras on GPUs with --engine=pjrt; leave it out"
         )
+    form = _form(plan)
+    for layer in layers:
+        layer.form = form
+    attend_by_kernel(plan.is_one_program and form.wants_kernel(1, 1, 1))
     if requested == "kernel":
-        _check_kernel(model, layers, plan)
+        _check_kernel(model, layers, plan, [] if layers or not all(of_keras) else of_keras[:1])
 
 
-def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan) -> None:
+def _form(plan: RunPlan) -> Form:
+    card, accelerator = accelerators.card_of(plan.strategy.gpu_model), plan.strategy.accelerator
+    proven = bool(card and card.attention_kernel and plan.is_compiled)
+    return Form(requested=plan.recipe.attention, accelerator=accelerator, proven=proven, compiling=xla.is_compiling)
+
+
+def _unfit_of_keras(model: keras.Model, plan: RunPlan) -> list[str]:
+    """Of each attention layer of Keras that could have a kernel here, why it has none; "" if that is up to lengths."""
+    return [
+        unfit(
+            "gpu",
+            queries=0,
+            keys=0,
+            width=getattr(one, "key_dim", None) or one.head_dim,
+            dtype=tf.as_dtype(one.compute_dtype),
+            rate=one.dropout,
+        )
+        for one in layers_of(model, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention))
+        if plan.is_one_program
+    ]
+
+
+def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan, whys: list[str]) -> None:
     """Raises UsageError where no kernel could compute the attention of the training step."""
     asked = "train.attention = 'kernel'"
     # What knows no lengths, or not before its data is read, is asked about everything else.
     for lengths in _attended_lengths(model, plan).values() or [(None, None)]:
         queries, keys = (length or 0 for length in lengths)
-        for why in filter(None, (layer.unfit(queries, keys) for layer in layers)):
-            raise UsageError(f"{asked}: {why}; leave the binding out for what suits the rows and the devices")
+        whys += [layer.unfit(queries, keys) for layer in layers]
+    for why in filter(None, whys):
+        raise UsageError(f"{asked}: {why}; leave the binding out for what suits the rows and the devices")
     if not plan.is_compiled:
         raise UsageError(f"{asked} needs train.jit_compile = True, for XLA alone can call the kernel")
     if plan.strategy.accelerator == "gpu":  # which needs no function of JAX
@@ -188,10 +219,13 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
 
 def _described_attention(plan: RunPlan, model: keras.Model) -> dict[str, str]:
     """The form for each kind of attention in a microbatch; no line without attention."""
-    layer = next(iter(layers_of(model, Attention)), None)
+    layer, form = next(iter(layers_of(model, Attention)), None), _form(plan)
     if layer is None:
-        return {}
-    told, why = plan.recipe.attention, layer.form.why
+        whys, told = _unfit_of_keras(model, plan), _AS_KERAS
+        if form.wants_kernel(1, 1, 1) and "" in whys:
+            told = _BY_KERNEL.format(whys.count(""), len(whys))
+        return {"attention": f"{told} ({form.why(_AS_KERAS)})"} if whys else {}
+    told, why = plan.recipe.attention, form.why()
     if attended := _attended_lengths(model, plan):
         forms: dict[str, list[str]] = {}
         for name, lengths in attended.items():

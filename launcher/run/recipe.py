@@ -101,7 +101,8 @@ class Recipe:
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
       attention: "plain" for the scores of all positions at once, "blocks" for attention whose memory does not grow with
         the square of the length, "kernel" for JAX's splash attention on TPUs and cuDNN's on NVIDIA GPUs, "auto" for
-        blocks where rows are long enough for them; of transformers.
+        blocks where rows are long enough for them; of transformers. "plain" and "kernel" also of layers of Keras on
+        GPUs with --engine=pjrt.
       batch_norm: what batch normalisation takes its statistics over in training: "global" for the global batch, "local"
         for each microbatch of each replica by itself, whose moving statistics are averaged; "auto" for "global" in a
         compiled Keras model, else for what its layers were made for. "global" on several replicas works neither with

@@ -21,13 +21,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from launcher.errors import TrainingError
+from launcher.machine import xla
+from models.transformer.attention_kernel import attend_as_keras
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
 # variables `_value` and `_initialize`, metrics `_fn_kwargs`, BatchNormalization `_moments`, optimizers `_var_key`,
 # `_trainable_variables`, their indices and `_distribution_strategy`, trainers the three functions, numbers without a
-# seed the other one, and what a program was seeded with `get_random_seed`. Noticed by
-# tests/tasks/test_keras_metrics.py, tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py,
-# tests/step/test_statistics.py, tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own
+# seed the other one, what a program was seeded with `get_random_seed`, the module of `keras.ops` its backend's
+# dot_product_attention. Noticed by tests/models/test_keras_attention.py, tests/tasks/test_keras_metrics.py,
+# tests/tasks/test_own_train_step.py, tests/step/test_layer_policies.py, tests/step/test_statistics.py,
+# tests/modes/test_fit.py, tests/modes/test_fit_model.py. Then: see how Keras's own
 # TensorFlow trainer does it; a TrainingError or an AttributeError names what is gone.
 GLOBAL_SEEDS = "global_seed_generator"  # of the module of SeedGenerator: a generator of each thread's own
 _OF_LOSSES = "a compiled model's loss is taken over replicas"
@@ -152,6 +155,25 @@ def synchronize_masked(layer: keras.layers.BatchNormalization) -> None:
         return tf.squeeze(mean), tf.squeeze(total(tf.square(inputs - mean)) / count)
 
     layer._moments = moments
+
+
+_attends = contextlib.ExitStack()
+
+
+def attend_by_kernel(on: bool) -> None:
+    """Whether Keras's scaled dot-product attention is that of `attend_as_keras` where XLA compiles, in this process."""
+    _attends.close()
+    if not on:
+        return
+    nn = sys.modules[keras.ops.dot_product_attention.__module__].backend.nn
+    of_keras = nn.dot_product_attention
+
+    def attend(*args: Any, **kwargs: Any) -> tf.Tensor:
+        found = attend_as_keras(*args, **kwargs) if xla.is_compiling() else None
+        return of_keras(*args, **kwargs) if found is None else found
+
+    _attends.callback(setattr, nn, of_keras.__name__, of_keras)
+    nn.dot_product_attention = attend
 
 
 def is_along_batch(metric: keras.metrics.Metric) -> bool:

@@ -77,19 +77,19 @@ class Form:
         rows = "1 row" if found.rows == 1 else f"{found.rows} rows"
         return f"blocks of {found.query_block} x {found.key_block} tokens, {rows} at a time"
 
-    @property
-    def why(self) -> str:
-        """The reason for what is chosen."""
+    def why(self, otherwise: str = "") -> str:
+        """The reason for what is chosen; `otherwise` is what "auto" takes without a kernel, if not blocks."""
         name, least = self.accelerator.upper(), f"{_FROM[self.accelerator]:,}"
+        otherwise = otherwise or f"blocks from {least} x {least} tokens"
         if self.requested == "kernel" and not self.proven:
             return f"train.attention; compiled for a {name}, {_SEEN[self.accelerator]}"
         if self.requested != "auto":
             return "train.attention"
         kernel = attention_kernel.KERNELS.get(self.accelerator)
         if self.proven:
-            return f"auto: {kernel} wherever it fits, else blocks from {least} x {least} tokens"
+            return f"auto: {kernel} wherever it fits, else {otherwise}"
         untried = f"; 'kernel' is {kernel}, {_SEEN[self.accelerator]}" if kernel else ""
-        return f"auto: blocks from {least} x {least} tokens on a {name}{untried}"
+        return f"auto: {otherwise} on a {name}{untried}"
 
 
 def _known(*sizes: Any) -> bool:

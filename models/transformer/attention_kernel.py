@@ -26,7 +26,9 @@ _FUSED = 8  # blocks of keys, for each of which the one kernel of the backward p
 _CUDNN_WIDTH = 128  # of a head at most, before Hopper
 
 
-def unfit(accelerator: str, *, queries: int, keys: int, width: int, dtype: tf.DType, rate: float = 0.0) -> str:
+def unfit(
+    accelerator: str, *, queries: int, keys: int, width: int, dtype: tf.DType, rate: float = 0.0, masked: bool = True
+) -> str:
     """Why no kernel takes heads of `width` and `dtype` over such lengths; "" where one does."""
     if accelerator not in KERNELS:
         return f"there is no kernel of attention for a {accelerator.upper()}, only for TPUs and NVIDIA GPUs"
@@ -35,11 +37,11 @@ def unfit(accelerator: str, *, queries: int, keys: int, width: int, dtype: tf.DT
         return f"{name} drops no attention weights here, and a share of {rate:g} is to be dropped"
     if accelerator == "tpu" and (queries % _UNIT or keys % _UNIT):
         return f"{name} takes lengths that are multiples of {_UNIT}, not {queries:,} x {keys:,}"
-    odd = width % 8 or width > _CUDNN_WIDTH or queries % 2 or keys % 2
+    odd = width % 8 or width > _CUDNN_WIDTH or (masked and (queries % 2 or keys % 2))
     if accelerator == "gpu" and (odd or dtype not in (tf.float16, tf.bfloat16)):
         return (
             f"{name} takes float16 and bfloat16, even lengths and heads of a multiple of 8 up to {_CUDNN_WIDTH}, not "
-            f"{dtype.name}, {queries:,} x {keys:,} and heads of {width}"
+            f"{dtype.name}{f', {queries:,} x {keys:,}' if queries else ''} and heads of {width}"
         )
     return ""
 
@@ -64,12 +66,49 @@ def attend_by_kernel(
     query, key = tf.cast(query, value.dtype), tf.cast(key, value.dtype)
     with tf.name_scope(CAUSAL_SCOPE if visible.causal else SCOPE):
         if accelerator == "gpu":
-            outputs = cudnn_attention.attend(query, key, value, visible)
+            same = visible.query_segments[:, None, :, None] == visible.key_segments[:, None, None, :]
+            outputs = cudnn_attention.attend(query, key, value, same, visible.causal)
         else:
             run = _made(accelerator, tuple(query.shape), tuple(key.shape), value.dtype, visible.causal)
             segments = (tf.cast(one, tf.int32) for one in (visible.query_segments, visible.key_segments))
             outputs = run(query, key, value, *segments)
     return tf.where(visible.sees()[:, :, None, None], outputs, tf.zeros([], outputs.dtype))
+
+
+def attend_as_keras(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    *,
+    mask: tf.Tensor | None,
+    scale: float | None,
+    is_causal: bool,
+    **others: Any,
+) -> tf.Tensor | None:
+    """`keras.ops.dot_product_attention`, in cuDNN's kernel; None where that computes something else or takes no such.
+
+    `others` are a bias, a cap, and whether flash attention is asked for, or switched off.
+    A query that may look nowhere gets the mean of all values, as a softmax over equal scores gives it.
+    """
+    (batch, queries, heads, width), keys = query.shape, key.shape[1]
+    shape, masked = [batch, keys, heads, width], mask is not None
+    if (
+        any(one is not None for one in others.values())
+        or None in (*shape, queries)
+        or not key.shape == value.shape == shape
+        or not query.dtype == key.dtype == value.dtype
+        or (is_causal and (masked or queries != keys))
+        or unfit("gpu", queries=queries, keys=keys, width=width, dtype=query.dtype, masked=masked)
+    ):
+        return None
+    mask = tf.ones([1, 1, queries, keys], tf.bool) & mask if masked else None
+    with tf.name_scope(CAUSAL_SCOPE if is_causal else SCOPE):
+        outputs = cudnn_attention.attend(query, key, value, mask, is_causal, scale)
+    if not masked:
+        return outputs
+    mean = tf.reduce_mean(tf.cast(value, tf.float32), axis=1, keepdims=True)
+    sees = tf.transpose(tf.reduce_any(mask, axis=-1, keepdims=True), [0, 2, 1, 3])
+    return tf.where(sees, outputs, tf.cast(mean, outputs.dtype))
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,8 +14,6 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
-from models.transformer.positions import Visibility
-
 TARGET = "__cudnn$fmha"
 # XLA's name of a dtype, and what stands for no score: cuDNN errs in the difference of two that are lower.
 _DTYPES = {tf.bfloat16: ("BF16", -(2.0**41)), tf.float16: ("F16", -(2.0**15))}
@@ -38,30 +36,41 @@ _AHEAD = ["bmm1 3 3 2", "bmm2 3 1 1"]
 _BACK = ["bmm1_grad_gemm1 2 1 1", "bmm1_grad_gemm2 3 1 1", "bmm2_grad_gemm1 2 1 1", "bmm2_grad_gemm2 3 3 2"]
 
 
-def attend(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, visible: Visibility) -> tf.Tensor:
-    """As `attention_kernel.attend_by_kernel`, in which the outputs of queries that may look nowhere are any."""
+def attend(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    allowed: tf.Tensor | None,
+    causal: bool,
+    scale: float | None = None,
+) -> tf.Tensor:
+    """As `attention_kernel.attend_by_kernel`, in which the outputs of queries that may look nowhere are any.
+
+    `allowed` is bool, [batch, heads, queries, keys], of which the first two may be 1; None is everywhere. Scores
+    are multiplied by `scale`, or as ever.
+    """
     scope, (batch, length, heads, width) = tf.get_current_name_scope(), query.shape
     element, no_score = _DTYPES[value.dtype]
     told = {
-        "scale": width**-0.5,
-        "mask": "CAUSAL" if visible.causal else "NO_MASK",
+        "scale": scale or width**-0.5,
+        "mask": "CAUSAL" if causal else "NO_MASK",
         "element": element,
         "sizes": json.dumps(list(map(str, (batch, heads, length, key.shape[1])))),
     }
-    same = visible.query_segments[:, None, :, None] == visible.key_segments[:, None, None, :]
     # Each head adds it to its scores. Those of all layers are the same, so that XLA keeps one.
-    mask = tf.cast(tf.where(same, 0.0, no_score), value.dtype)
+    mask = [] if allowed is None else [tf.cast(tf.where(allowed, 0.0, no_score), value.dtype)]
+    kind = "ScaleBiasSoftmax" if mask else "Softmax"
 
     @tf.custom_gradient
     def run(*inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         statistics = tf.TensorSpec([batch, heads, length], tf.float32)
-        found, of_softmax = _call("", _AHEAD, told, [*inputs, mask], [_of_heads(query), statistics])
+        found, of_softmax = _call(kind, _AHEAD, told, [*inputs, *mask], [_of_heads(query), statistics])
         output = tf.transpose(found, [0, 2, 1, 3])
 
         def gradients(upstream: tf.Tensor) -> list[tf.Tensor]:
             with tf.name_scope(f"gradient_tape/{scope}/"):  # as TensorFlow names gradients of its own operations
-                operands = [*inputs, of_softmax, upstream, mask, output]
-                back = _call("Backward", _BACK, told, operands, list(map(_of_heads, inputs)))
+                operands = [*inputs, of_softmax, upstream, *mask, output]
+                back = _call(f"{kind}Backward", _BACK, told, operands, list(map(_of_heads, inputs)))
                 return [tf.transpose(one, [0, 2, 1, 3]) for one in back]
 
         return output, gradients
@@ -82,5 +91,5 @@ def _call(
     # Leans on TensorFlow: XLA's custom calls have this wrapper in Python. Noticed by tests/preflight/test_kernels.py.
     # Then: use the operation XlaCustomCallV2 by its new wrapper; train.attention = 'kernel' on GPUs needs it.
     results = [*results, tf.TensorSpec([0], tf.uint8)]  # cuDNN's workspace, whose size XLA asks for
-    found = tfxla.custom_call_v2(f"{TARGET}ScaleBiasSoftmax{kind}", operands, results, backend_config=config)
+    found = tfxla.custom_call_v2(f"{TARGET}{kind}", operands, results, backend_config=config)
     return [tf.ensure_shape(one, spec.shape) for one, spec in zip(found, results, strict=True)][:-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import re
 import sys
 
 import keras
@@ -14,8 +16,9 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 from launcher import main as entry
 from launcher.errors import UsageError
 from launcher.machine import accelerators
-from launcher.preflight import gpus
+from launcher.preflight import gpus, slices
 from launcher.run import layer_settings, loading
+from launcher.step_program import lowering
 
 
 @pytest.fixture
@@ -164,3 +167,54 @@ def test_auto_takes_cudnns_kernel_on_a_card_that_has_shown_it(monkeypatch, tmp_p
     assert of_a_card("h200:1").startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
     others = [of_a_card("a100-40:1"), of_a_card("h200:1", dropping), of_a_card("h200:1", "train.jit_compile = False")]
     assert [one.partition(" ")[0] for one in others] == ["plain"] * 3
+
+
+PROGRAM = """
+import keras, launcher, numpy as np
+
+def build():
+    inputs = keras.Input((9, 16))
+    x = keras.layers.MultiHeadAttention(2, 8)(inputs, inputs)
+    x = keras.layers.GroupQueryAttention(8, 2, 1)(x, x, attention_mask=keras.ops.ones((1, 9, 9), "bool"))
+    x = keras.layers.MultiHeadAttention(2, 8, dropout=0.1)(x, x)
+    x = keras.layers.GroupQueryAttention(8, 2, 1)(x, x)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x[:, 0]))
+    model.compile("sgd", "mse")
+    return model
+
+launcher.fit(build, (np.zeros((4, 9, 16), np.float32), np.zeros(4, np.float32)), batch_size=4)
+"""
+
+
+def of_a_program(path, on, form, policy="mixed_bfloat16"):
+    """The plan's line of a user's model, and its step for a device: how often each kernel is called."""
+    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=on.strategy(), connect=False)
+    bindings = (f"train.attention = '{form}'", f"train.precision = '{policy}'", "train.jit_compile = True")
+    plan = machine.resolve([str(path)], list(bindings))
+    session = lowering.build(plan, 1)
+    text = lowering.lower_session(session, for_tpu=on.accelerator == "tpu").program.stablehlo
+    line = layer_settings.describe(plan, session.model).get("attention", "")
+    return line, collections.Counter(re.findall(r"__cudnn\$fmha(\w+)", text))
+
+
+def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h200:1"), engine=one) for one in ("pjrt", "tensorflow"))
+    line, calls = of_a_program(path, of_jax, "kernel")
+    assert line.startswith("cuDNN's wherever keras.ops.dot_product_attention is called, as by 3 of 4 layers of Keras")
+    assert calls == {"Softmax": 2, "SoftmaxBackward": 2}
+    assert of_a_program(path, of_jax, "plain") == ("as Keras has it (train.attention)", {})
+    line, calls = of_a_program(path, of_jax, "auto")
+    assert line.startswith("as Keras has it (auto: as Keras has it on a GPU; 'kernel' is cuDNN's") and not calls
+    for other in (of_tensorflow, slices.find("v5litepod-1")):
+        assert of_a_program(path, other, "auto") == ("", {})
+        with pytest.raises(UsageError, match="of layers of Keras on GPUs with --engine=pjrt"):
+            of_a_program(path, other, "kernel")
+    with pytest.raises(UsageError, match=r"takes float16 and bfloat16, .* not float32"):
+        of_a_program(path, of_jax, "kernel", policy="float32")
+    shown = dataclasses.replace(accelerators.CARDS["h200"], attention_kernel="a run")
+    monkeypatch.setitem(accelerators.CARDS, "h200", shown)
+    line, calls = of_a_program(path, dataclasses.replace(of_jax, card=shown), "auto")
+    assert "3 of 4 layers" in line and "(auto: cuDNN's attention wherever it fits, else as Keras has it)" in line
+    assert calls["SoftmaxBackward"] == 2
