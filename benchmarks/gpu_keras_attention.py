@@ -17,18 +17,15 @@ HEADS, WORDS = WIDTH // 8 if os.environ.get("SMALL") else WIDTH // 64, 1000
 
 def block(inputs, attention, **given):
     normal = layers.LayerNormalization()(inputs)
-    inputs = layers.Add()([inputs, attention(normal, normal, **given)])
-    hidden = layers.Dense(2 * WIDTH, activation="gelu")(layers.LayerNormalization()(inputs))
-    return layers.Add()([inputs, layers.Dense(WIDTH)(hidden)])
+    return layers.Add()([inputs, attention(normal, normal, **given)])
 
 
 def build():
     width, ends = WIDTH // HEADS, []
     patches, tokens = keras.Input((PATCHES, WIDTH)), keras.Input((TOKENS,), dtype="int32")
-    for found, given in (
-        (patches, {}),
-        (layers.Embedding(WORDS, WIDTH, mask_zero=True)(tokens), {"use_causal_mask": True}),
-    ):
+    # Keras adds its causal mask up, which XLA does while it compiles where there is another one besides: no such here.
+    words = layers.Embedding(WORDS, WIDTH, mask_zero=True)(tokens)
+    for found, given in ((patches, {"use_causal_mask": True}), (words, {})):
         found = block(found, layers.MultiHeadAttention(HEADS, width))
         found = block(found, layers.GroupQueryAttention(width, HEADS, 1), **given)
         ends.append(layers.GlobalAveragePooling1D()(found))

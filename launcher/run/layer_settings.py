@@ -121,7 +121,7 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     form = _form(plan)
     for layer in layers:
         layer.form = form
-    attend_by_kernel(plan.is_one_program and form.wants_kernel(1, 1, 1))
+    attend_by_kernel("" in of_keras and form.wants_kernel(1, 1, 1))
     if requested == "kernel":
         _check_kernel(model, layers, plan, [] if layers or not all(of_keras) else of_keras[:1])
 

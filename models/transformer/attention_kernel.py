@@ -106,9 +106,8 @@ def attend_as_keras(
         outputs = cudnn_attention.attend(query, key, value, mask, is_causal, scale)
     if not masked:
         return outputs
-    mean = tf.reduce_mean(tf.cast(value, tf.float32), axis=1, keepdims=True)
     sees = tf.transpose(tf.reduce_any(mask, axis=-1, keepdims=True), [0, 2, 1, 3])
-    return tf.where(sees, outputs, tf.cast(mean, outputs.dtype))
+    return tf.where(sees, outputs, tf.reduce_mean(value, axis=1, keepdims=True))  # XLA adds up in float32
 
 
 @functools.lru_cache(maxsize=64)
