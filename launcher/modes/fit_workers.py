@@ -47,7 +47,7 @@ from launcher.modes import fit_workers
 fit_workers.keep(__file__, launcher.fit(**fit_workers.received(__file__)))
 """
 _ROOT = Path(launcher.__file__).parents[1]
-_PROGRESS = re.compile(r"\[worker 0\] (step (\d+)/(\d+) .*)")
+_PROGRESS = re.compile(r"\[worker 0\] ((?:epoch \S+  )?step (\d+)/(\d+) .*)")
 _OF_TENSORFLOW = re.compile(r"\[worker \d+\] [IW]\d{4} ")  # to developers, a page of it; the logs have it
 _ERRORS: dict[int, type[LauncherError]] = {
     errors.EXIT_USAGE: UsageError,

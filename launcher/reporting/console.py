@@ -34,6 +34,7 @@ class Console(Protocol):
     def progress(self, step: int) -> None: ...
     def train(self, event: Mapping[str, Any]) -> None: ...
     def evaluation(self, event: Mapping[str, Any]) -> None: ...
+    def epoch(self, event: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def close(self) -> None: ...
     def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None: ...
@@ -47,16 +48,23 @@ class Silence(io.TextIOBase, TextIO):
 
 
 def make_console(
-    *, total_steps: int, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    *,
+    total_steps: int,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    epochs: panels.Epochs | None = None,
 ) -> Console:
     """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines.
 
-    In a notebook's kernel, standard output is that of a cell.
+    In a notebook's kernel, standard output is that of a cell. Where a run is told by its epochs, plain lines between
+    them come where one takes long, or never.
     """
     in_notebook = stream is None and notebook.shell() is not None
     stream = sys.stdout if stream is None else stream
     make = NotebookConsole if in_notebook else LiveConsole if is_terminal(stream) else PlainConsole
-    return make(stream, panels.ProgressText(total_steps, clock))
+    if epochs is not None and epochs.verbose > 1:
+        make = PlainConsole
+    return make(stream, panels.ProgressText(total_steps, clock, epochs))
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -111,6 +119,7 @@ class PlainConsole:
     def __init__(self, stream: TextIO, progress: panels.ProgressText):
         self._stream = stream
         self._progress = progress
+        self._said_at = time.monotonic()
 
     def plan(self, lines: Mapping[str, str]) -> None:
         self._rows([row for group in panels.plan_groups(lines) for row in group])
@@ -137,12 +146,19 @@ class PlainConsole:
         pass
 
     def train(self, event: Mapping[str, Any]) -> None:
-        _print(self._stream, self._progress.text(event))
+        text, epochs = self._progress.text(event), self._progress.epochs
+        is_due = time.monotonic() - self._said_at > _AGAIN_SECONDS
+        if epochs is None or (epochs.verbose == 1 and is_due):
+            self.note(text)
+
+    def epoch(self, event: Mapping[str, Any]) -> None:
+        self.note(self._progress.text(event))
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         _print(self._stream, panels.evaluation_text(event))
 
     def note(self, text: str) -> None:
+        self._said_at = time.monotonic()
         _print(self._stream, text)
 
     def close(self) -> None:
@@ -281,6 +297,9 @@ class LiveConsole:
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
         self._print(panels.evaluation_text(event), "bold")
+
+    def epoch(self, event: Mapping[str, Any]) -> None:
+        self._print(self._progress.text(event), "bold")
 
     def note(self, text: str) -> None:
         self._print(text, "yellow")

@@ -22,8 +22,6 @@ _LAST = (
     "input_wait_fraction",
     "slowest_worker_ratio",
 )
-# Of the first log event of a process, they say how long its step took to compile.
-_WITH_COMPILATION = ("examples_per_second", "flops_per_second", "mfu", "input_wait_fraction")
 _TITLES = {
     "bleu": "BLEU",
     "mfu": "MFU",
@@ -91,7 +89,7 @@ def _series(folders: Sequence[RunFolder], labels: Sequence[str]) -> tuple[dict[s
             looks = {"kind": "points" if split == "eval" else "line", "color": index if labels else place}
             groups[group] = axes(folder, events)
             for name in dict.fromkeys(name for event in events for name in event):
-                if column := values(folder, events, name):
+                if column := values(events, name):
                     found.setdefault(name, []).append({"label": label, "group": group, "y": column, **looks})
     metric = next((folder.best_metric for folder in folders if folder.best_metric), None)
     return groups, {name: found[name] for name in ordered(found, metric)}
@@ -132,10 +130,9 @@ def axes(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> dict[str, li
     return found
 
 
-def values(folder: RunFolder, events: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+def values(events: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
     """A column, None where it was not finite; [] where nothing of it is a number."""
-    compiled = set(_first_steps(folder)) if name in _WITH_COMPILATION else set()
-    column = [None if event["step"] in compiled else _number(event.get(name)) for event in events]
+    column = [_number(event.get(name)) for event in events]
     return column if any(value is not None for value in column) else []
 
 
@@ -187,12 +184,6 @@ def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:
     if folder.record and folder.record.steps_per_epoch:
         place["epoch"] = step / folder.record.steps_per_epoch
     return place
-
-
-def _first_steps(folder: RunFolder) -> list[int]:
-    events = folder.of_split("train")
-    starts = [attempt.from_step for attempt in folder.attempts if attempt.from_step is not None] or [-1]
-    return [step for start in starts if (step := next((e["step"] for e in events if e["step"] > start), None))]
 
 
 def _number(value: Any) -> float | None:

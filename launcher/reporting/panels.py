@@ -1,7 +1,7 @@
 """What the console says: the plan in groups, how far and how good a run is at a log event, and how it ended."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.metrics_file import LAST_FIELDS
@@ -19,6 +19,8 @@ _WHERE = (
     "loss scale",
     "wire",
 )
+OF_RECIPES = ("task", "seed", "cluster", "loss scale", "wire")
+"""Lines of a plan that a run which is told by its epochs has in its report alone."""
 _NOT_THE_TASKS = ("step", "loss", *LAST_FIELDS)
 
 Rows = list[tuple[str, str]]
@@ -33,18 +35,38 @@ def plan_groups(plan: Mapping[str, str]) -> list[Rows]:
     return [group for group in groups if group]
 
 
+class Epochs(NamedTuple):
+    """What a run is told by, to whom Keras's fit would tell of epochs.
+
+    Attributes:
+      steps: of an epoch.
+      first: the number of the first one, counted from 0.
+      verbose: as of Keras's fit; 2 for a line an epoch and no more.
+    """
+
+    steps: int
+    first: int
+    verbose: int
+
+    def of(self, step: int) -> int:
+        """The number, counted from 1, of the epoch whose step this is."""
+        return self.first - (-step // self.steps)
+
+
 class ProgressText:
     """Words a training event: step, loss, metrics, speed, loss scale when it is not 1, time to go by a clock."""
 
-    def __init__(self, total_steps: int, clock: Callable[[], float]):
+    def __init__(self, total_steps: int, clock: Callable[[], float], epochs: Epochs | None = None):
         self.total_steps = total_steps
-        self._clock = clock
+        self._clock, self.epochs = clock, epochs
         self._first: tuple[int, float] | None = None
 
     def text(self, event: Mapping[str, Any], width: int | None = None) -> str:
         """Returns the words; within `width` characters, those of speed and time to go rather than measurements."""
         step = int(event["step"])
         place, measured, pace, scale = [f"step {step}/{self.total_steps}"], _measurements(event), [], []
+        if self.epochs is not None:
+            place.insert(0, f"epoch {self.epochs.of(step)}/{self.epochs.of(self.total_steps)}")
         if "examples_per_second" in event:
             pace = [f"{strict_json.number(event['examples_per_second']):,.0f} examples/s"]
         if strict_json.number(event.get("loss_scale", 1)) != 1:
@@ -60,7 +82,7 @@ class ProgressText:
         return text()
 
     def seconds_to_go(self, step: int) -> float | None:
-        """By the pace since the first event, so without the compilation before it, and with evaluations and saves."""
+        """By the pace since the first event, of a clock that counts what trains."""
         now = self._clock()
         if self._first is None:
             self._first = (step, now)

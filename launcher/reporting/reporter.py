@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,6 +33,8 @@ class Reporter:
         total_steps: The training's last step.
         is_chief: Whether this process reports. Elsewhere every method returns at once.
         stream: The console's stream; standard output when None.
+        epochs: Those that the console tells of; None where it tells of log events and evaluations.
+        clock: Counts the seconds that train.
         config: Gives the text of the operative configuration, once the first event is there.
     """
 
@@ -44,16 +47,20 @@ class Reporter:
         stream: TextIO | None = None,
         sinks: Sequence[Sink] = (),
         config: Callable[[], str] = str,
+        epochs: panels.Epochs | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._model_dir = model_dir
         self._total_steps = total_steps
         self._is_chief = is_chief
         self._events_wait = False
         self._first_step = 0
-        self._config = config
+        self._config, self._epochs = config, epochs
+        self.of_epoch: Callable[[], Mapping[str, float]] = dict
+        self._last: Mapping[str, Any] = {}
         if not is_chief:
             return
-        self._console = make_console(total_steps=total_steps, stream=stream)
+        self._console = make_console(total_steps=total_steps, stream=stream, clock=clock, epochs=epochs)
         self._metrics = MetricsFile(model_dir)
         self._page = LiveReport(model_dir)
         self._plan: dict[str, str] = {}
@@ -66,7 +73,10 @@ class Reporter:
         """
         if self._is_chief:
             self._plan = dict(lines)
-            self._console.plan({name: line for name, line in lines.items() if not again or name.startswith("note")})
+            left_out = lines if again else panels.OF_RECIPES if self._epochs else ()
+            shown = {name: line for name, line in lines.items() if name.startswith("note") or name not in left_out}
+            if shown:
+                self._console.plan(shown)
 
     def waiting(self, text: object) -> AbstractContextManager[None]:
         """Shows what is being waited for while the block is open, and for how long; a text may change meanwhile."""
@@ -87,7 +97,8 @@ class Reporter:
         if self._is_chief:
             self._guarded(self._metrics.append, "train", event)
             self._sinks.tell("train", event)
-            self._console.train(event)
+            self._last = event
+            self._console.train({**event, **self.of_epoch()})
             self._page.event()
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
@@ -95,8 +106,14 @@ class Reporter:
         if self._is_chief:
             self._guarded(self._metrics.append, "eval", event)
             self._sinks.tell("evaluation", event)
-            self._console.evaluation(event)
+            if self._epochs is None or event["step"] % self._epochs.steps:
+                self._console.evaluation(event)
             self._page.event()
+
+    def epoch(self, step: int, logs: Mapping[str, float]) -> None:
+        """Shows an epoch that ends after `step` steps, by what Keras's callbacks are told of it; no log event."""
+        if self._is_chief:
+            self._console.epoch({**self._last, **logs, "step": step})
 
     def samples(self, step: int, make: Callable[[], Sequence[tuple[str, str, str]]]) -> None:
         """Reports what the model made of some examples; nothing without any."""

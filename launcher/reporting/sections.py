@@ -210,7 +210,7 @@ def _tiles(folder: RunFolder) -> list[str]:
         tiles.append(page.tile(page.show(train[-1]["loss"]), f"training loss, step {train[-1]['step']:,}"))
     if folder.seconds is not None:
         tiles.append(page.tile(page.duration(folder.seconds), "wall time"))
-    speed = [event["examples_per_second"] for event in train[1:] if _is_number(event.get("examples_per_second"))]
+    speed = [event["examples_per_second"] for event in train if _is_number(event.get("examples_per_second"))]
     if speed:
         tiles.append(page.tile(f"{sorted(speed)[len(speed) // 2]:,.0f}", "examples a second, median"))
     if len(folder.attempts) > 1:

@@ -148,6 +148,11 @@ class Stopwatch:
         self._settle()
         return {**self._seconds, "total": self._since - self._started}
 
+    def trained(self) -> float:
+        """Returns the seconds of steps so far, with their waits for input, without what compiled them."""
+        self._settle()
+        return self._seconds["train"] + self._seconds["input_wait"]
+
     def _settle(self) -> None:
         now = self._clock()
         phase = self._open[-1]

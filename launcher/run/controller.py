@@ -83,7 +83,7 @@ class Controller:
         self._loop = Loop(recipe.steps_per_loop)
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
-        self._pending_since = 0.0
+        self._pending_since, self._untimed = 0.0, 0  # by the stopwatch; pending loops that have compiled
         self._saved_at = time.monotonic()
         self._has_evaluated = False
         # What changes the state that a checkpoint holds is either a loop of steps, or between two of them. `leave`
@@ -206,6 +206,7 @@ class Controller:
             self._save(step, {})
         with self._reporter.waiting("compiling the training step"):
             self._take(1, phase="compile")
+        self._pending_since, self._untimed = self._stopwatch.trained(), 1
         self.has_trained = True
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
         for action in self._actions:
@@ -290,7 +291,7 @@ class Controller:
 
     def _take(self, num_steps: int, *, phase: str) -> None:
         if not self._pending:
-            self._pending_since = time.monotonic()
+            self._pending_since = self._stopwatch.trained()
         with self._phase(phase):
             for action in self._actions:
                 action.before_steps()
@@ -313,11 +314,13 @@ class Controller:
         recipe, last = self._recipe, step >= self._total_steps
         self._saver.check()
         error = next(filter(None, (action.error(step) for action in self._actions)), None)
-        if last or error or _due(step, recipe.log_every):
+        left = self._total_steps - step  # steps that would be too few for a log event of their own
+        if last or error or (_due(step, recipe.log_every) and left >= recipe.log_every / 2):
             self._log(step)
         if error is not None:
             raise error
-        self._tell_after_steps(step)
+        for action in self._actions:
+            action.after_steps(step, self._phase)
         if any(action.ends_after(step) for action in self._actions):
             self._total_steps = step
         self._evaluate_and_save(step)
@@ -339,14 +342,6 @@ class Controller:
         # By their own clocks workers would not save at the same step.
         if self._trainer.workers.any(saves) if self._trainer.state.snapshots_together else saves:
             self._save(step, event if best else {}, best)
-
-    def _tell_after_steps(self, step: int) -> None:
-        started = time.monotonic()
-        for action in self._actions:
-            action.after_steps(step, self._phase)
-        if self._pending:
-            # What a log event calls its speed is that of the steps.
-            self._pending_since += time.monotonic() - started
 
     def _new_best(self, event: Event) -> Best | None:
         """The best so far, if this evaluation makes it so."""
@@ -381,17 +376,14 @@ class Controller:
             self._saver.finish()
 
     def _log(self, step: int) -> None:
-        seconds = max(time.monotonic() - self._pending_since, 1e-9)
+        seconds, timed = self._stopwatch.trained() - self._pending_since, self._pending[self._untimed :]
         event = summarise(self._pending, self._recipe.task)
-        examples = event.pop("steps") * self._trainer.config.global_batch_size
-        waited = event.pop("input_wait_seconds")
-        event.update(
-            step=step,
-            loss_scale=self._trainer.loss_scale,
-            skipped_steps=self._trainer.skipped_steps,
-            examples_per_second=examples / seconds,
-            input_wait_fraction=min(1.0, waited / seconds),
-        )
+        event.update(step=step, loss_scale=self._trainer.loss_scale, skipped_steps=self._trainer.skipped_steps)
+        if timed and seconds > 0:  # else it is of a first step alone, which has compiled
+            examples = sum(len(one.loss) for one in timed) * self._trainer.config.global_batch_size
+            waited = sum(float(one.input_wait_seconds.sum()) for one in timed)
+            event.update(examples_per_second=examples / seconds, input_wait_fraction=min(1.0, waited / seconds))
+        self._untimed = 0
         self._pending.clear()
         for action in self._actions:
             action.before_log(event)
@@ -404,8 +396,7 @@ def summarise(parts: list[StepRecords], task: Task) -> Event:
     """One log event of consecutive steps: means over the examples of the steps whose loss is finite.
 
     Returns:
-      loss and metrics (NaN when there is no such step); learning rate and gradient norm of the last step;
-      `steps` and `input_wait_seconds` in total.
+      loss and metrics (NaN when there is no such step); learning rate and gradient norm of the last step.
     """
 
     def column(name: str) -> np.ndarray:
@@ -422,8 +413,6 @@ def summarise(parts: list[StepRecords], task: Task) -> Event:
         **metric_results(task, sums, weight),
         "learning_rate": float(column("learning_rate")[-1]),
         "gradient_norm": float(column("gradient_norm")[-1]),
-        "steps": len(finite),
-        "input_wait_seconds": float(column("input_wait_seconds").sum()),
     }
 
 

@@ -24,6 +24,7 @@ from launcher.model_dir import lease
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.console import Silence
+from launcher.reporting.panels import Epochs
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.sinks import Sink
 from launcher.reporting.summary import FILE_NAME as SUMMARY
@@ -158,13 +159,17 @@ class _Run:
         self._reached = _Opened()
         metrics: list[Sink] = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
         metrics += [TrainJobStatus(os.environ)] if TrainJobStatus.URL in os.environ else []
+        task = plan.recipe.task
+        an_epoch = pipeline.steps_per_epoch(plan.data, plan.recipe.global_batch_size) if order.trains else None
         self._reporter = Reporter(
             model_dir=order.model_dir,
             total_steps=plan.total_steps,
             is_chief=self._is_chief,
-            stream=Silence() if order.trains and not plan.recipe.task.verbose else None,
+            stream=Silence() if order.trains and not task.verbose else None,
             sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
             config=gin_used.operative_config,
+            epochs=Epochs(an_epoch, task.initial_epoch, task.verbose) if an_epoch and task.callbacks() else None,
+            clock=stopwatch.trained,
         )
         self._last_events = base.LastEvents()
         self._actions: Sequence[base.Action] = ()
@@ -306,7 +311,7 @@ class _Run:
         if not self._order.trains:
             return []
         if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief, earlier=self._callbacks)) is not None:
-            self._callbacks = callbacks
+            self._callbacks, callbacks.tell, self._reporter.of_epoch = callbacks, self._reporter.epoch, callbacks.logs
             actions.append(callbacks)
         if recipe.spikes is not None:
             actions.append(
@@ -367,7 +372,7 @@ class _Run:
         built, statistics, unused = restored.built, trainer.statistics, trainer.replica_step.unused
         lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
         lines |= {**tpu.describe(built.strategy), "results": order.model_dir}
-        reporter.plan(lines, again=progress.is_restarted(os.environ))
+        reporter.plan(lines, again=progress.is_restarted(os.environ) or self._plan.recipe.task.verbose > 1)
         if order.trains:
             started = time.time() - self._stopwatch.seconds()["total"]
             reporter.begin(description.record(self._plan, order.recipe_files, lines, started))

@@ -133,6 +133,7 @@ class Trainer:
         self.task, self._loss_scale = task, loss_scale
         self.replica_step = self._step()
         self._graph: tf.Graph | None = None
+        self._spec: Any = None  # of the batches of one replica
         self._run_steps = summation.in_order(self._run_steps_in_graph, strategy)
 
     def _step(self) -> ReplicaStep | OwnStep:
@@ -257,6 +258,7 @@ class Trainer:
         """
         if self._engine is None:
             self._graph = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)).graph
+            self._spec = getattr(batches, "element_spec", None) if self.num_replicas == 1 else None
         else:
             self._graph = self._engine.prepare()
         return self.replica_step.metric_names
@@ -266,9 +268,14 @@ class Trainer:
         if self._graph is None:
             return None
         microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
-        found = flops.count(self._graph, [1, *microbatches])
-        local_replicas = len(self.strategy.extended.worker_devices)
-        return flops.Flops(*(one / local_replicas for one in found)) if found and found.hardware else None
+        found, times = flops.count(self._graph, [1, *microbatches]), 1 / len(self.strategy.extended.worker_devices)
+        if found is None and self._spec is not None and isinstance(self.replica_step, ReplicaStep):
+            # The first microbatch's graph, once more, with all rows: what cuts off padding hides how many there are.
+            self.task.keeps_padding, first = True, functools.partial(self.replica_step.first_microbatch, scale=1.0)
+            again = tf.function(lambda batch: self.strategy.run(first, [batch]))
+            found, times = flops.count(again.get_concrete_function(self._spec).graph, []), self.config.microbatches
+            self.task.keeps_padding = False
+        return flops.Flops(*(times * one for one in found)) if found and found.hardware else None
 
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""

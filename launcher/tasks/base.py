@@ -48,6 +48,7 @@ class Task:
         their rows, whatever loss() gives as weight.
       untold: names among "loss" and "val_loss" that callbacks are not told.
       counts_rows: told by the run, whether a layer adds up or averages rows in a state of its own.
+      keeps_padding: told by the run, to cut nothing off that fills up a batch.
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
@@ -70,6 +71,7 @@ class Task:
     shows_rows: bool = False
     untold: Collection[str] = ()
     counts_rows: bool = False
+    keeps_padding: bool = False
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
     has_model: bool = False

@@ -361,7 +361,7 @@ class KerasTask(Task):
         def rows(part: Any) -> Any:
             # Where there are none, one, which weighs nothing: the mean of no rows is none.
             count = tf.maximum(tf.cast(num_real, tf.int32), 1)
-            return part if is_real else each_tensor(part, lambda one: one[:count])
+            return part if is_real or self.keeps_padding else each_tensor(part, lambda one: one[:count])
 
         context = tf.distribute.get_replica_context()
         is_alone = context is None or context.num_replicas_in_sync == 1

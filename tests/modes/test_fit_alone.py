@@ -205,3 +205,33 @@ def test_what_trained_is_kept_and_what_is_not_called_is_said(tmp_path, monkeypat
     assert record["command"].startswith(f"{installation.python()} ") and f"numpy-{np.__version__}" in record["packages"]
     notes = " ".join(plan[name] for name in plan if name.startswith("note"))
     assert "Fitting has a fit of its own" in notes and "run_eagerly is ignored" in notes
+
+
+def test_a_line_an_epoch_is_shown_and_its_speed_is_that_of_steps(tmp_path, capsys):
+    def fitted(verbose, **more):
+        history = launcher.fit(
+            build, (X, Y), (X, Y), batch_size=7, model_dir=str(tmp_path / str(verbose)), verbose=verbose, **more
+        )
+        return history, capsys.readouterr().out.splitlines()
+
+    history, lines = fitted(1, epochs=9)
+    told = [line for line in lines if line.startswith("epoch ")]
+    steps = -(-len(X) // 7)
+    for epoch, line in enumerate(told):
+        numbers = "  ".join(f"{name} {values[epoch]:.4g}" for name, values in history.history.items())
+        assert line.startswith(f"epoch {epoch + 1}/9  step {steps * (epoch + 1)}/{steps * 9}  {numbers}")
+    assert len(told) == 9 and not any(line.startswith(("evaluation", "step ", "cluster")) for line in lines)
+    events = [json.loads(line) for line in (tmp_path / "1" / "metrics.jsonl").read_text().splitlines()]
+    trained = [event for event in events if event["split"] == "train"]
+    before, seconds = 1, 0.0  # the first step has compiled
+    for event in trained:
+        assert event["flops_per_second"] == pytest.approx(4 * X.shape[1] * event["examples_per_second"])
+        seconds += 7 * (event["step"] - before) / event["examples_per_second"]
+        before = event["step"]
+    spent = json.loads((tmp_path / "1" / "summary.json").read_text())["seconds"]
+    assert 0 < seconds <= spent["train"] + spent["input_wait"] + 1e-6
+    assert trained[-1]["step"] - trained[-2]["step"] > 1  # what is left is no event of its own
+    _, brief = fitted(2, epochs=2)
+    assert [
+        line.split()[0] for line in brief if not line.startswith(("completed", "best", "time", "report", "model."))
+    ] == ["epoch"] * 2

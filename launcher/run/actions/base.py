@@ -53,7 +53,7 @@ class Action:
         """A loop of steps has ended; what happened in each of them."""
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        """A loop of steps has ended and was logged, if that was due; its time counts as nobody's speed."""
+        """A loop of steps has ended and was logged, if that was due."""
 
     def before_log(self, event: Event) -> None:
         """A log event of the training is about to be reported, and this action may add what it has measured."""
@@ -191,7 +191,7 @@ class MeasureFlops(Action):
         self._of_step = self._trainer.matrix_flops()
 
     def before_log(self, event: Event) -> None:
-        if self._of_step is None:
+        if self._of_step is None or "examples_per_second" not in event:
             return
         steps_per_second = event["examples_per_second"] / self._trainer.config.global_batch_size
         replicas = self._trainer.num_replicas

@@ -76,6 +76,7 @@ class KerasCallbacks(Action):
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
         self._last_logs: dict[str, float] | None = None
+        self.tell: Callable[[int, Mapping[str, float]], None] = lambda step, logs: None
         self._restored = start.host.get(_STATE)
         self._first: list[dict[str, bytes]] = (
             earlier._first if earlier else [callback_state.digests(one) for one in callbacks]
@@ -134,7 +135,7 @@ class KerasCallbacks(Action):
     def after_steps(self, step: int, phase: Phase) -> None:
         within = (step - 1) % self._an_epoch + 1
         if self._by_batches and (within % self._told_every == 0 or within == self._an_epoch):
-            logs = {**self._logs(), **({"loss": float("nan")} if self._is_not_finite else {})}
+            logs = {**self.logs(), **({"loss": float("nan")} if self._is_not_finite else {})}
             number = -(-within // self._told_every) * self._told_every - 1  # of a short execution, too, as in Keras
             self._call("on_train_batch_end", number, among=self._by_batches, logs=logs)
 
@@ -177,8 +178,9 @@ class KerasCallbacks(Action):
         if not (at_end or self._stops or step >= self._total):
             return False
         if at_end or self._stops:
-            self._last_logs = {**self._logs(), **self._evaluation}
+            self._last_logs = {**self.logs(), **self._evaluation}
             self._evaluation = {}
+            self.tell(step, self._last_logs)
             logs = dict(self._last_logs)  # to which callbacks add
             self._call("on_epoch_end", self._epoch_after(step), logs)
         # A callback may go by the clock: what one worker says holds for all.
@@ -207,7 +209,8 @@ class KerasCallbacks(Action):
         """The number, from 0, of the epoch whose step this is, counted from 1."""
         return self._first_epoch + (step - 1) // self._an_epoch
 
-    def _logs(self) -> dict[str, float]:
+    def logs(self) -> dict[str, float]:
+        """Loss and metrics of the epoch so far."""
         weight = float(self._sums.get(" weight", 0.0))
         sums = {name[1:]: value for name, value in self._sums.items() if name.startswith("/")}
         loss = float(self._sums[" loss"]) / weight if weight else float("nan")
