@@ -23,7 +23,7 @@ def block(inputs, attention, **given):
 def build():
     width, ends = WIDTH // HEADS, []
     patches, tokens = keras.Input((PATCHES, WIDTH)), keras.Input((TOKENS,), dtype="int32")
-    # Keras adds its causal mask up, which XLA does while it compiles where there is another one besides: no such here.
+    # Not a causal mask besides padding: XLA took a minute and more to compile that, a constant for every row.
     words = layers.Embedding(WORDS, WIDTH, mask_zero=True)(tokens)
     for found, given in ((patches, {"use_causal_mask": True}), (words, {})):
         found = block(found, layers.MultiHeadAttention(HEADS, width))
