@@ -101,6 +101,17 @@ need_source() {
   esac
 }
 
+# check_flags FLAG ...: flags, recipes and bindings of launcher.main, by this checkout, before anything is paid for.
+check_flags() {
+  local root python said status=0
+  root="$(cd -- "$(dirname -- "$tpu_slices")/../.." && pwd)"
+  python="${PYTHON:-$root/.venv/bin/python}"
+  [[ -n "${PYTHON:-}" || -x "$python" ]] || python=python3
+  said="$(cd -- "$root" && "$python" scripts/check_flags.py "$@" 2>/dev/null)" || status="$?"
+  ((status != 64)) || fail "behind --: $said (looked at in $root)"
+  ((status == 0)) || say "note: recipe and bindings are not checked before the node is made: $python has no Launcher, or the node alone has the recipe"
+}
+
 need_gcloud() {
   [[ -n "$dry_run" ]] || command -v gcloud >/dev/null ||
     fail "there is no gcloud on PATH; install it: https://cloud.google.com/sdk/docs/install"

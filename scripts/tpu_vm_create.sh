@@ -103,6 +103,9 @@ else
   [[ "$source_url" != /* ]] || fail "--source=$source_url: is a folder of this machine, which the node cannot see"
   [[ " $* " == *" --gin_file"* ]] || fail "--source without a recipe: say which behind --, such as -- --gin_file=resnet_tpu.gin"
   (($(printf '%s\n' "$@" | grep -c '') == $#)) || fail "a flag of launcher.main spans several lines"
+  for flag in "$@"; do
+    [[ "$flag" != -dry_run* && "$flag" != --dry_run* ]] || fail "$flag behind -- would have the node made and nothing trained: write it before --"
+  done
   [[ "$source_url $save_to $*" != *"|;|"* ]] || fail "'|;|' cannot stand in a flag"
 fi
 need_gcloud
@@ -230,6 +233,7 @@ else
     exit 0
   fi
 fi
+[[ -n "$dry_run" || -z "$source_url" ]] || check_flags "$@"
 [[ -n "$image" ]] || choose_image
 if [[ -z "$dry_run" ]]; then
   say "image: $image"

@@ -18,12 +18,12 @@ def gcloud(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, gcloud):
-    """run(script, *arguments, stdin=""): runs it with the stand-in on PATH."""
+    """run(script, *arguments, stdin=""): runs it with the stand-in on PATH; PYTHON looks at flags of the node."""
 
-    def call(script, *arguments, stdin="", path=None):
+    def call(script, *arguments, stdin="", path=None, PYTHON="true"):
         return subprocess.run(
             [str(ROOT / "scripts" / script), *arguments],
-            env={**os.environ, "PATH": path or f"{gcloud.folder}:{os.environ['PATH']}"},
+            env={**os.environ, "PYTHON": PYTHON, "PATH": path or f"{gcloud.folder}:{os.environ['PATH']}"},
             cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 

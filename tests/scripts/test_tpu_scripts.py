@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -152,6 +153,7 @@ def test_a_type_that_is_none_is_refused_with_what_there_is(run, gcloud, type, sa
         (["--node=n", "--type=v4-8", *JOB[:1]], "without a recipe"),
         (["--node=n", "--type=v4-8", *JOB, "--gin_param=a\nb"], "several lines"),
         (["--node=n", "--type=v4-8", *JOB, "--gin_param=a|;|b"], "'|;|'"),
+        (["--node=n", "--type=v4-8", *JOB, "--dry_run"], "--dry_run behind -- would have the node made"),
         (["--node=n", "--type=v4-8", "--spott"], "unknown option --spott"),
     ],
 )  # fmt: skip
@@ -160,6 +162,27 @@ def test_create_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments,
     assert done.returncode == 64
     assert done.stderr.startswith("error: ") and said in done.stderr and done.stderr.count("\n") <= 2
     assert gcloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gin_file=resnet_tpy.gin"], "gin file 'resnet_tpy.gin' not found"),
+        ([*JOB[2:], "--gin_param=train.stepz = 3"], "no parameter 'stepz' to bind; did you mean 'steps'?"),
+        ([*JOB[2:], "--replica=8"], "unknown flag --replica; did you mean 'replicas'?"),
+        (["--gin_file=/mnt/disks/mine.gin"], ""),
+    ],
+)
+def test_nothing_is_created_for_a_recipe_or_a_binding_that_is_none(run, gcloud, flags, said):
+    gcloud.answers({(*NODE, "describe"): [NOT_FOUND], (*NODE, "create"): [(0, "", "")]})
+    image = "--runtime_version=tpu-vm-tf-2.20.0-pjrt"
+    done = run("tpu_vm_create.sh", "--node=n", "--type=v4-8", image, *JOB[:2], *flags, PYTHON=sys.executable)
+    if said:
+        assert (done.returncode, gcloud.changes()) == (64, [])
+        assert done.stderr.startswith("error: behind --: ") and said in done.stderr and done.stderr.count("\n") == 1
+    else:
+        assert done.returncode == 0 and len(gcloud.changes()) == 1
+        assert "note: recipe and bindings are not checked" in done.stderr
 
 
 def test_the_job_travels_in_the_metadata_with_commas_and_spaces(run, gcloud):

@@ -29,7 +29,7 @@ def ended(status, code):
 def start(gcloud, *arguments):
     return subprocess.Popen(
         [str(ROOT / "scripts" / "tpu_vm_keep.sh"), *arguments],
-        env={**os.environ, "PATH": f"{gcloud.folder}:{os.environ['PATH']}"},
+        env={**os.environ, "PYTHON": "true", "PATH": f"{gcloud.folder}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
