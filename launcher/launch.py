@@ -11,11 +11,6 @@ stops making progress is named, and all go on from the last checkpoint.
 
 from __future__ import annotations
 
-from launcher.worker import preemption
-
-if __name__ == "__main__":  # before the imports below, which take a third of a second
-    preemption.leave_at_once()
-
 import os
 import sys
 import tempfile
@@ -38,10 +33,12 @@ from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
 from launcher.model_dir import check_is_path, check_model_dir, lease
+from launcher.worker import preemption
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "stop_after",
+    "notice_signals", "on_event", *plan.FLAGS,
     "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 # What the supervisor's exit codes mean where that is not what a worker's means.
@@ -87,6 +84,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
+    flags.DEFINE_string("stop_after", "", preemption.STOP_SAYS, flag_values=values)
+    flags.DEFINE_string("notice_signals", preemption.NOTICES, preemption.SIGNALS_SAYS, flag_values=values)
     flags.DEFINE_string(
         "on_event", None,
         "Command that is run at each restart and at the end of the job, with JSON on its standard input: event, text, "
@@ -173,6 +172,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
+    preemption.configure(options.notice_signals, options.stop_after)
     request = _worker_request(arguments)
     if not request.gin_file:
         raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
@@ -249,7 +249,6 @@ def _worker_request(arguments: Sequence[str]) -> modes.Request:
 
 def command() -> int:
     """The program `launcher-jobs`, and `python -m launcher.launch`."""
-    preemption.leave_at_once()
     code = main()
     preemption.ignore_repeats()
     return code

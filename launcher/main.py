@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from typing import NoReturn
 
 from absl import flags
 
+import launcher
 from launcher import modes
 from launcher.config import gin_files
 from launcher.errors import EXIT_CODES, EXIT_DONE, LauncherError, UsageError, failures, user_code
@@ -55,10 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if request.data_dir is not None:
             # TFDS reads the same variable, and so do the processes this one starts.
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(request.data_dir)
-        if isinstance(request, modes.TrainRequest) and request.compile_cache is not None:
-            compile_cache.use(request.compile_cache)
+        if isinstance(request, modes.TrainRequest):
+            preemption.configure(request.notice_signals, request.stop_after)
+            if request.compile_cache is not None:
+                compile_cache.use(request.compile_cache)
         drill.install(os.environ)
         trains = mode.trains and not request.dry_run
+        if not trains and signal.getsignal(signal.SIGTERM) is launcher.leave:  # for long work outside of Python
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with preemption.before_training() if trains else contextlib.nullcontext():
             if mode.needs_tensorflow:
                 require_tensorflow()  # takes seconds, and may be missing

@@ -17,12 +17,12 @@ from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, MachineError
 # What the system says of a disk, a mount or a network that may come back, and of what may be had again. All else, such
 # as ENOENT, EACCES and EROFS, stays until somebody changes it.
 _COMES_BACK = (
-    "EIO", "EREMOTEIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "EBUSY", "ETIMEDOUT", "ESHUTDOWN",
-    "ECONNABORTED",    "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH",
-)  # fmt: skip
+    "EIO EREMOTEIO ESTALE ENOTCONN ENODEV ENXIO EBUSY ETIMEDOUT ESHUTDOWN ECONNABORTED "
+    "ENETDOWN ENETUNREACH EHOSTDOWN EHOSTUNREACH"
+)
 _ABSENT, _PASSING = (
-    {getattr(errno, name) for name in names if hasattr(errno, name)}
-    for names in (_COMES_BACK, (*_COMES_BACK, "ENOSPC", "EDQUOT", "ENOMEM", "EAGAIN", "ENFILE"))
+    {getattr(errno, name) for name in names.split() if hasattr(errno, name)}
+    for names in (_COMES_BACK, f"{_COMES_BACK} ENOSPC EDQUOT ENOMEM EAGAIN ENFILE")
 )
 # In TensorFlow's words, behind the file's name, and in those of Python inside of TensorFlow.
 _OF_A_FILE = re.compile(rf"(\S*(?:; |\[Errno \d+\] )(?:{'|'.join(map(os.strerror, sorted(_ABSENT)))}))")

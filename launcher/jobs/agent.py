@@ -27,7 +27,9 @@ from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.transports import AGENT, NO_INPUT, PLACE
+from launcher.machine import child_process
 from launcher.machine.ports import free_ports
+from launcher.worker import preemption
 
 _TURN_SECONDS = 0.05
 # Workers wait when their output cannot be passed on, as they would for a slow terminal.
@@ -97,6 +99,12 @@ class Agent:
             self._beat_at = time.monotonic()
             self._outgoing.send({"is": "alive"})
         self._outgoing.flush()
+
+    def warned(self, number: int, frame: FrameType | None) -> None:
+        """Has the workers save and end, by a signal of a scheduler's to every task."""
+        os.write(2, f"launcher's agent: {child_process.signal_name(number)}, passed on to its workers\n".encode())
+        for worker in self._workers:
+            worker.send(signal.SIGTERM)
 
     def _end(self, exit_code: int, why: str) -> None:
         self._exit_code = exit_code
@@ -239,7 +247,10 @@ def main() -> int:
     os.dup2(2, 1)
     os.write(target, b"\n")  # ends a line that the login shell may have begun
     environ = {name: value for name, value in os.environ.items() if name != guard.JOB}
-    return Agent(protocol.LineReader(source), protocol.LineWriter(target), environ).run()
+    agent = Agent(protocol.LineReader(source), protocol.LineWriter(target), environ)
+    for number in preemption.notices - {signal.SIGHUP}:
+        signal.signal(number, agent.warned)
+    return agent.run()
 
 
 if __name__ == "__main__":

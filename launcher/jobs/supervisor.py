@@ -22,7 +22,7 @@ from launcher.jobs.stalls import AwakeClock, Frame, FreezeDetector, Stall, Stall
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
-from launcher.worker import progress
+from launcher.worker import preemption, progress
 from launcher.worker.preemption import REPEAT_SECONDS
 
 _TURN_SECONDS = 0.05
@@ -274,12 +274,12 @@ class Supervisor:
         number = self._signals[0]
         grace = self._job.grace_period_seconds
         self._console.note(
-            f"{signal_name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
+            f"{preemption.name(number)}: passed on to the workers, which have {grace:g} s to save and end; "
             f"a second signal, {REPEAT_SECONDS:g} s later or more, ends them at once"
         )
         for worker in workers:
-            # A closed terminal asks for the same as SIGTERM does, and only that is known to save first.
-            worker.send(signal.SIGTERM if number == signal.SIGHUP else number)
+            # All others ask for the same as SIGTERM does, and only that is known to save first.
+            worker.send(number if number == signal.SIGINT else signal.SIGTERM)
         self._wait_for_all(workers, grace)
         outcomes = outcomes_of(workers)
         verdict = judge(outcomes)
@@ -396,7 +396,7 @@ class Supervisor:
     def _stopped_between(self, verdict: Verdict | None = None) -> Verdict:
         """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
         number = self._signals[0]
-        exit_code = EXIT_PREEMPTED if number == signal.SIGTERM else 128 + number
+        exit_code = 128 + number if number == signal.SIGINT else EXIT_PREEMPTED
         return Verdict(action=Decision.STOP, exit_code=exit_code, cause=verdict.cause if verdict else None)
 
     def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
@@ -453,12 +453,14 @@ def listening(signals: list[int]) -> Iterator[None]:
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal noted_at
-        if time.monotonic() - noted_at >= REPEAT_SECONDS:
+        if signals and {number, signals[-1]} & preemption.notices:
+            signals[-1] = number  # who warns is not impatient
+        elif time.monotonic() - noted_at >= REPEAT_SECONDS:
             noted_at = time.monotonic()
             signals.append(number)
 
     # What is ignored stays so: nohup and a shell's & ask for that.
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in {*_SIGNALS, *preemption.notices} if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heard}
     try:
         yield

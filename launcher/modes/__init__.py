@@ -18,6 +18,7 @@ from absl import flags
 
 from launcher.errors import UsageError, advice
 from launcher.model_dir import default_model_dir
+from launcher.worker import preemption
 
 _DEFINERS: dict[str, Callable[..., object]] = {
     "str": flags.DEFINE_string,
@@ -101,6 +102,8 @@ class TrainRequest(EngineRequest):
         "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics."
     )
     compile_cache: str | None = flag("a folder for what XLA compiles with train.jit_compile, reused by the next start.")
+    stop_after: str = flag(preemption.STOP_SAYS, "")
+    notice_signals: str = flag(preemption.SIGNALS_SAYS, preemption.NOTICES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ Schedulers send SIGTERM some time before they take a machine away (Slurm by `--s
 of the grace period, Cloud TPU and GCE at preemption; for a word from GCE before that see `launcher.machine.gce`).
 TensorFlow's own handler does nothing on one host.
 
+Others warn by another signal (`--signal=USR1@90`), or none comes: a budget of time is kept (--stop_after), and Slurm's.
+
 Many send it to every process of a job at once (systemd, scancel, PBS, a terminal), so a worker gets it twice: from them
 and from its supervisor, which passes it on. That is one request.
 """
@@ -14,6 +16,7 @@ and from its supervisor, which passes it on. That is one request.
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import threading
 import time
@@ -21,12 +24,20 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, notebook
+import launcher
+from launcher.errors import EXIT_PREEMPTED, LauncherError, Preempted, UsageError, notebook
 from launcher.worker import progress
 
 # What comes within so many seconds of a signal repeats it; what comes later is from somebody who will not wait.
 REPEAT_SECONDS = 3.0
 _TURN_SECONDS = 0.25
+NOTICES = "USR1,USR2,XCPU,HUP"
+SIGNALS_SAYS = "Signals beside SIGTERM that ask to save and end with 42."
+STOP_SAYS = "Time after which to save and end with 42, such as 3h50m. Default: shortly before SLURM_JOB_END_TIME."
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_MOST_MARGIN_SECONDS = 120.0
+# By which a scheduler may warn, and this process itself when its time is up.
+notices = {signal.SIGALRM, *(getattr(signal, f"SIG{name}") for name in NOTICES.split(","))}
 _ends_with_run = False  # whether what ends a run may end this process: it is no notebook's, and no program's own
 
 
@@ -68,7 +79,10 @@ class StopRequest:
     def installed(self) -> Iterator[None]:
         """Takes over both signals inside the block, if this is the main thread, which alone may."""
         try:
-            with _listening(self._heard, signal.SIGTERM, signal.SIGINT, ignored_after=self._is_repeated):
+            if not _ends_with_run:
+                configure(NOTICES, "")
+            numbers = signal.SIGTERM, signal.SIGINT, *_own_notices()
+            with _listening(self._heard, *numbers, ignored_after=self._is_repeated):
                 try:
                     yield
                 except Preempted as error:
@@ -84,11 +98,14 @@ class StopRequest:
         return self() and (_ends_with_run or is_terminated)
 
     def _heard(self, number: int) -> None:
-        now, name, is_first = time.monotonic(), signal.Signals(number).name, not self()
+        now, is_first = time.monotonic(), not self()
+        if number in notices:
+            self.notice(name(number))
+            return
         if self._signal is None:
             self._signal, self._heard_at = number, now
             again = "" if _is_supervised() else f"; once more, after {REPEAT_SECONDS:g} s, to end at once"
-            _say(f"{name}: finishing the step and saving{again}")
+            _say(f"{name(number)}: finishing the step and saving{again}")
         elif not _is_supervised() and now - self._heard_at >= REPEAT_SECONDS:
             if number != signal.SIGINT or _ends_with_run:
                 os._exit(128 + number)
@@ -123,7 +140,7 @@ def before_training() -> Iterator[None]:
     There is nothing to save. The process is the launcher's, and ends with the run.
     """
     global _ends_with_run
-    with _listening(_leave, signal.SIGTERM):
+    with _listening(launcher.leave, signal.SIGTERM, *_own_notices()):
         _ends_with_run, before = True, _ends_with_run
         try:
             yield
@@ -180,10 +197,39 @@ def _wake(number: int, frame: FrameType | None) -> None:
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def leave_at_once() -> None:
-    """From here on SIGTERM ends this process with 42, unless it is ignored: nothing has been started yet."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _leave)
+def configure(signals: str, stop_after: str) -> None:
+    """Takes --notice_signals and --stop_after, else the end of a Slurm job; a supervisor hears for its workers.
+
+    Of the time that is left to a Slurm job, a tenth is for saving, two minutes at most.
+
+    Raises:
+      UsageError: one is no such thing.
+    """
+    global notices
+    names = signals.replace("SIG", "").split(",") if signals else []
+    if unknown := {*names} - {*NOTICES.split(",")}:
+        raise UsageError(f"--notice_signals={signals}: {min(unknown)!r} is none of {NOTICES}")
+    if not re.fullmatch(r"(\d+[dhms])*", stop_after):
+        raise UsageError(f"--stop_after={stop_after}: write days, hours, minutes and seconds, such as 3h50m or 90s")
+    notices = {signal.SIGALRM, *(getattr(signal, f"SIG{name}") for name in names)}
+    seconds = float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"(\d+)(.)", stop_after)))
+    if not stop_after and (end := os.environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
+        left = int(end) - time.time()
+        seconds = left - min(left / 10, _MOST_MARGIN_SECONDS)
+    if seconds > 0 and not _is_supervised() and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, launcher.leave)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def name(number: int) -> str:
+    """What a signal is called, for people."""
+    return "the time is up" if number == signal.SIGALRM else signal.Signals(number).name
+
+
+def _own_notices() -> list[int]:
+    """Those that nobody else has taken; under a supervisor, which hears them, they print stacks and rehearse faults."""
+    free = signal.SIG_DFL, launcher.leave, _wake
+    return [number for number in notices if not _is_supervised() and signal.getsignal(number) in free]
 
 
 def hear_again() -> None:
@@ -194,13 +240,8 @@ def hear_again() -> None:
 
 def ignore_repeats() -> None:
     """From here on, what asks this process to stop is ignored: it is about to end with an exit code of its own."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *notices):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _leave(number: int, frame: FrameType | None = None) -> None:
-    _say("SIGTERM: not training, so there is nothing to save; the same command goes on from the last checkpoint")
-    os._exit(EXIT_PREEMPTED)
 
 
 def _is_supervised() -> bool:

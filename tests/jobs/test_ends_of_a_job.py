@@ -37,10 +37,14 @@ def test_a_signal_ends_workers_that_do_not_handle_it_and_the_job_says_so(launch,
     assert job.running() == []
 
 
-def test_workers_that_save_on_a_signal_end_the_job_with_42(launch):
-    job = launch(on_sigterm="save", steps=10**9)
+@pytest.mark.parametrize(
+    "number", repeated_but([signal.SIGUSR1, None], [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, None])
+)
+def test_workers_that_save_on_a_signal_or_when_the_time_is_up_end_the_job_with_42(launch, number):
+    job = launch(*([] if number else ["--stop_after=3s"]), on_sigterm="save", steps=10**9)
     job.until(lambda: job.log(1, 0) and job.log(1, 1))
-    job.started.process.send_signal(signal.SIGTERM)
+    if number:
+        job.started.process.send_signal(number)
     finished = job.wait()
     assert finished.returncode == 42
     assert "saved at step" in finished.stdout
@@ -311,6 +315,44 @@ sys.exit(42 if stop() else 1)
 
 def test_without_a_supervisor_repeats_within_seconds_are_one_request():
     assert subprocess.run([sys.executable, "-c", REPEATS], check=False).returncode == 42
+
+
+NOTICED = """
+import os, signal, sys, time
+from launcher.worker import preemption
+signals, stop_after, job_seconds, number = sys.argv[1:]
+if job_seconds:
+    os.environ["SLURM_JOB_END_TIME"] = str(int(time.time()) + int(job_seconds))
+preemption.configure(signals, stop_after)
+stop = preemption.StopRequest()
+with preemption.before_training(), stop.installed():
+    number and os.kill(os.getpid(), int(number))
+    while not stop():
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "code"),
+    [
+        (("USR1,XCPU", "", "", "24"), "SIGXCPU: finishing the step and saving\n", 0),
+        (("USR1", "", "", "24"), "", -signal.SIGXCPU),
+        (("", "1s", "3000", ""), "the time is up: finishing the step and saving\n", 0),
+        (("", "", "2", ""), "the time is up: finishing the step and saving\n", 0),
+    ],
+)
+def test_without_a_supervisor_warnings_and_the_end_of_the_time_ask_to_save(given, said, code):
+    ended = subprocess.run([sys.executable, "-c", NOTICED, *given], capture_output=True, text=True, check=False)
+    assert (ended.stderr, ended.returncode) == (said, code)
+
+
+@pytest.mark.parametrize("module", ["main", "launch"])
+def test_a_program_hears_sigterm_before_its_imports(module, tmp_path):
+    # As process 1 of a container, which hears only what it handles; absl is among what is imported first.
+    (tmp_path / "absl.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", f"launcher.{module}"]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, check=False).returncode == 42
 
 
 REPEAT_AT_THE_END = """

@@ -233,6 +233,32 @@ def test_each_source_can_be_left_by_what_it_says():
     assert "JOB_COMPLETION_INDEX" in ways[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("PMI_SIZE", "2"),
+        ("WORLD_SIZE", "16"),
+        ("FLUX_JOB_SIZE", "2"),
+        ("LSB_MCPU_HOSTS", "node-1 4 node-2 4"),
+        ("SM_HOSTS", '["algo-1", "algo-2"]'),
+        ("PBS_NODEFILE", "a.lan\na.lan\nb.lan\n"),
+    ],
+)
+def test_processes_that_somebody_started_and_nobody_joined_are_refused(name, value, tmp_path):
+    def named(value):
+        if name == "PBS_NODEFILE":
+            (tmp_path / "nodes").write_text(value)
+            return {name: str(tmp_path / "nodes")}
+        return {name: value}
+
+    with pytest.raises(UsageError, match=f"{name} says .* processes or hosts, and nothing says how they are joined"):
+        cluster.resolve(named(value))
+    assert cluster.resolve({**tf_config(2, 1), **named(value)}).num_workers == 2
+    alone = {"LSB_MCPU_HOSTS": "node-1 8", "SM_HOSTS": '["algo-1"]', "PBS_NODEFILE": "a.lan\na.lan\n"}
+    assert cluster.resolve(named(alone.get(name, "1"))).source == "alone"
+
+
 # ------------------------------------------------------------------------------------------------------------ Cloud TPU
 
 

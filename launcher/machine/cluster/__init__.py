@@ -4,8 +4,11 @@ In order of precedence: TF_CONFIG, a Slurm job step, a Kubernetes JobSet or Inde
 else alone. What each of the first three must say is in the module of its name. Nothing here imports TensorFlow.
 """
 
+import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from launcher.errors import UsageError
 from launcher.machine.cluster import kubernetes, slurm, tf_config
@@ -96,6 +99,13 @@ def _cloud_tpu(environ: Mapping[str, str]) -> Claim | None:
     )
 
 
+# What others set for the processes they start (mpirun, mpiexec, MVAPICH, torchrun, flux, jsrun), or of a job's hosts
+# (LSF, PBS, SageMaker). Slots of one host are processors as a rule.
+_COUNTS = (
+    "OMPI_COMM_WORLD_SIZE PMI_SIZE MV2_COMM_WORLD_SIZE WORLD_SIZE FLUX_JOB_SIZE JSM_NAMESPACE_SIZE "
+    "LSB_MCPU_HOSTS LSB_HOSTS PBS_NUM_NODES PBS_NODEFILE SM_HOSTS"
+)
+
 # In order of precedence. A source returns None when its scheduler is not there, and raises UsageError when it is there
 # and contradicts itself.
 _SOURCES: tuple[Callable[[Mapping[str, str]], Claim | None], ...] = (
@@ -116,7 +126,22 @@ def resolve(environ: Mapping[str, str]) -> Cluster:
         if claim is not None:
             _check_agreement(claim, _others(_SOURCES[position + 1 :], environ))
             return Cluster(source=claim.source, workers=claim.addresses(), index=claim.index)
+    for variable in _COUNTS.split():
+        _check_alone(variable, environ.get(variable, ""))
     return Cluster(source="alone", workers=(), index=0)
+
+
+def _check_alone(variable: str, value: str) -> None:
+    """Raises UsageError where a variable counts, names or points to a file that names several processes or hosts."""
+    with contextlib.suppress(OSError):
+        value = Path(value).read_text() if variable == "PBS_NODEFILE" else value
+    count = int(value) if value.isdecimal() else len({*re.findall(r"[\w.-]*[A-Za-z][\w.-]*", value)})
+    if count > 1:
+        raise UsageError(
+            f"{variable} says {count} processes or hosts, and nothing says how they are joined: each would train "
+            f"alone. Give each {tf_config.EXAMPLE}, or start one launcher.launch with --hosts; to train alone, unset "
+            f"{variable}"
+        )
 
 
 def without_peers(environ: Mapping[str, str]) -> dict[str, str]:
