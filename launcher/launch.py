@@ -37,8 +37,7 @@ from launcher.worker import preemption
 
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "stop_after",
-    "notice_signals", "on_event", *plan.FLAGS,
+    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
     "dry_run", "version", "help", *backends.FLAGS,
 )  # fmt: skip
 # What the supervisor's exit codes mean where that is not what a worker's means.
@@ -84,8 +83,6 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_float(
         "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
     )
-    flags.DEFINE_string("stop_after", "", preemption.STOP_SAYS, flag_values=values)
-    flags.DEFINE_string("notice_signals", preemption.NOTICES, preemption.SIGNALS_SAYS, flag_values=values)
     flags.DEFINE_string(
         "on_event", None,
         "Command that is run at each restart and at the end of the job, with JSON on its standard input: event, text, "
@@ -172,8 +169,9 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
-    preemption.configure(options.notice_signals, options.stop_after)
     request = _worker_request(arguments)
+    if isinstance(request, modes.TrainRequest):
+        preemption.configure(request.notice_signals, request.stop_after)
     if not request.gin_file:
         raise UsageError("no recipe: add --gin_file=NAME; python -m launcher.main lists the recipes")
     if modes.MODES[request.mode].starts_processes:

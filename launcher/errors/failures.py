@@ -125,7 +125,7 @@ def _absent(error: Any) -> str | None:
     if not isinstance(error, UsageError):
         return None
     around = error.__cause__ or error.__context__
-    return around and _absent(around) and str(error)
+    return str(error) if around and _absent(around) else None
 
 
 def _is_op_error(error: BaseException) -> bool:

@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,8 +168,6 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
     member.append(f"--start_timeout={job.start_timeout_seconds:g}")
-    if (left := signal.getitimer(signal.ITIMER_REAL)[0]) > 0:
-        member.append(f"--stop_after={left:.0f}s")
     if job.stall_timeout_seconds is not None:
         member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
     values = {

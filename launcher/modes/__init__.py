@@ -102,8 +102,10 @@ class TrainRequest(EngineRequest):
         "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics."
     )
     compile_cache: str | None = flag("a folder for what XLA compiles with train.jit_compile, reused by the next start.")
-    stop_after: str = flag(preemption.STOP_SAYS, "")
-    notice_signals: str = flag(preemption.SIGNALS_SAYS, preemption.NOTICES)
+    stop_after: str | None = flag(
+        "the time after which to save and end with 42, such as 3h50m. Default: shortly before SLURM_JOB_END_TIME."
+    )
+    notice_signals: str = flag("signals beside SIGTERM that ask to save and end with 42.", preemption.NOTICES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,6 @@ from launcher.worker import progress
 REPEAT_SECONDS = 3.0
 _TURN_SECONDS = 0.25
 NOTICES = "USR1,USR2,XCPU,HUP"
-SIGNALS_SAYS = "Signals beside SIGTERM that ask to save and end with 42."
-STOP_SAYS = "Time after which to save and end with 42, such as 3h50m. Default: shortly before SLURM_JOB_END_TIME."
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MOST_MARGIN_SECONDS = 120.0
 # By which a scheduler may warn, and this process itself when its time is up.
@@ -80,7 +78,7 @@ class StopRequest:
         """Takes over both signals inside the block, if this is the main thread, which alone may."""
         try:
             if not _ends_with_run:
-                configure(NOTICES, "")
+                configure(NOTICES, None)
             numbers = signal.SIGTERM, signal.SIGINT, *_own_notices()
             with _listening(self._heard, *numbers, ignored_after=self._is_repeated):
                 try:
@@ -197,7 +195,7 @@ def _wake(number: int, frame: FrameType | None) -> None:
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def configure(signals: str, stop_after: str) -> None:
+def configure(signals: str, stop_after: str | None) -> None:
     """Takes --notice_signals and --stop_after, else the end of a Slurm job; a supervisor hears for its workers.
 
     Of the time that is left to a Slurm job, a tenth is for saving, two minutes at most.
@@ -206,6 +204,7 @@ def configure(signals: str, stop_after: str) -> None:
       UsageError: one is no such thing.
     """
     global notices
+    stop_after = stop_after or ""
     names = signals.replace("SIG", "").split(",") if signals else []
     if unknown := {*names} - {*NOTICES.split(",")}:
         raise UsageError(f"--notice_signals={signals}: {min(unknown)!r} is none of {NOTICES}")
