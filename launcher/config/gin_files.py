@@ -25,9 +25,12 @@ def search_path() -> tuple[str, ...]:
     return (os.getcwd(), str(RECIPES))
 
 
-def find_file(name: str) -> str:
-    """Finds a gin file by its name, absolute or relative to a folder of `search_path()`; the error has the nearest."""
-    folders = search_path()
+def find_file(name: str, *beside: str) -> str:
+    """Finds a gin file by its name, absolute or relative to a folder of `search_path()`, then to those `beside` it.
+
+    The error has the nearest name.
+    """
+    folders = *search_path(), *beside
     for folder in folders:
         path = os.path.join(folder, os.path.expanduser(name))
         if os.path.isfile(path):
@@ -152,7 +155,7 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
             statements.append(Import(found.module, found.format(), where, folder, found))
         elif isinstance(found, parser.IncludeStatement):
             try:
-                included = find_file(found.filename)
+                included = find_file(found.filename, os.path.dirname(os.path.abspath(path)))
             except UsageError as error:
                 raise UsageError(f"{where}: include: {error}") from None
             statements += read_file(included, opened=opened, including=(*including, path))

@@ -1,8 +1,11 @@
 """What of the bindings a run has used: unused ones are errors, and the used ones are kept as config.gin."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import gin
+import numpy as np
 
 from launcher.config import bound_types
 from launcher.config.gin_bindings import (
@@ -91,4 +94,19 @@ def _instead_of(selector: str, used: set[Key]) -> str:
 
 def operative_config() -> str:
     """Every value that the calls so far were configured with, defaults too, as a gin file that `load` reads."""
+    for used in list(internals().operative.values()):
+        used.update(zip(used, map(_written, used.values()), strict=True))
     return str(gin.operative_config_str(max_line_length=110))
+
+
+class _Infinite(float):
+    def __repr__(self) -> str:
+        return "1e999" if self > 0 else "-1e999"
+
+
+def _written(value: Any) -> Any:
+    """The same value as gin can write it, which leaves out what it could not read: numbers of NumPy, infinite ones."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_written, value))
+    value = value.item() if isinstance(value, np.generic) else value
+    return _Infinite(value) if isinstance(value, float) and math.isinf(value) else value

@@ -5,18 +5,25 @@ Nothing here touches the network. TFDS is imported on first use, TensorFlow not 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.json_format import ParseError
 
 from launcher.data.catalog import TFDS, Facts
-from launcher.errors import MissingInputError, UsageError, nearest
+from launcher.errors import MissingInputError, UsageError, listed, nearest
 from launcher.machine import installation
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from launcher.data.images.decode import ImageDecoder
 
 
@@ -50,13 +57,25 @@ def open_builder(name: str) -> Any:
     except tfds.core.DatasetNotFoundError:
         close = nearest(re.split("[/:]", name)[0], tfds.list_builders(with_community_datasets=False))
         offer = f"did you mean {close!r}?" if close else "https://www.tensorflow.org/datasets/catalog lists them"
-        raise UsageError(f"TFDS knows no data set {name!r}; {offer}") from None
-    except (AssertionError, ValueError) as error:  # what TFDS raises for unknown configurations and versions
-        raise UsageError(f"TFDS cannot open {name!r}: {_first_lines(error)}") from None
+        raise UsageError(f"TFDS knows no data set {name!r}; {_found(name) or offer}") from None
+    except (AssertionError, ValueError, ParseError) as error:  # an unknown configuration or version, or files are cut
+        raise UsageError(f"TFDS cannot open {name!r}: {_found(name) or _first_lines(error)}") from None
+
+
+def _found(name: str) -> str:
+    """The first description of prepared sets of this name that is cut, else which of them there are; "" for none."""
+    folder = Path(data_dir(), re.split("[/:]", name)[0])
+    for file in sorted(folder.rglob("*.json")):
+        try:
+            json.loads(file.read_bytes())
+        except ValueError:
+            return f"{file} is cut: prepare it anew"
+    there = [str(file.parent.relative_to(folder.parent)) for file in folder.rglob("dataset_info.json")]
+    return f"{folder.parent} has {listed(there)}" if there else ""
 
 
 def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).split())[:600]
 
 
 def is_prepared(builder: Any) -> bool:
@@ -77,6 +96,51 @@ def check_prepared(builder: Any, splits: tuple[str, ...], *, binding: str = "tfd
         )
     for split in splits:
         num_examples(builder, split, binding=binding)
+        if gone := [file for file in builder.info.splits[split].filepaths if not file.exists()]:
+            raise MissingInputError(f"{gone[0]} is missing: the data set has to be prepared anew")
+
+
+def is_array_record(builder: Any) -> bool:
+    """Whether the set's files are read by number and by Python alone."""
+    return builder.info.file_format.value == "array_record"
+
+
+def damage(builder: Any, *splits: str) -> str | None:
+    """Says which file of the splits is cut, after reading them has failed; None if none is."""
+    from launcher.data.records import TFRecords  # late: with TensorFlow
+
+    if is_array_record(builder):
+        return f"{builder.data_dir} has a file that array_record cannot read: prepare the data set anew"
+    try:
+        TFRecords.open([str(file) for split in splits for file in builder.info.splits[split].filepaths])
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def damage_named(builder: Any, split: str) -> Iterator[None]:
+    """Inside the block a split is read; UsageError with the file where one is cut."""
+    try:
+        yield
+    except Exception as error:
+        if found := damage(builder, split):
+            raise UsageError(found) from error
+        raise
+
+
+def examples(builder: Any, split: str, names: Sequence[str], decoders: Any = None) -> tf.data.Dataset:
+    """Tuples of these features of each example, in the order of the files; images are as they are stored."""
+    import tensorflow as tf  # late
+
+    def of(example: Any) -> Any:
+        return tuple(example[name] for name in names)
+
+    if not is_array_record(builder):
+        return builder.as_dataset(split=split, decoders=decoders, read_config=read_config()).map(of)
+    source, specs = builder.as_data_source(split=split, decoders=decoders), builder.info.features.get_tensor_spec()
+    spec = of({**specs, "image": tf.TensorSpec([], tf.string)})
+    return tf.data.Dataset.from_generator(lambda: map(of, source), output_signature=spec)
 
 
 def by_hand_instructions(builder: Any) -> str:
@@ -207,8 +271,8 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
     from launcher.data.images.decode import in_memory  # late: with TensorFlow
 
     count = num_examples(builder, split)
-    examples = builder.as_dataset(split=split, decoders=skip_decoding(), read_config=read_config())
-    arrays = in_memory(examples.map(lambda example: (example["image"], example["label"])), count, decoder)
+    with damage_named(builder, split):
+        arrays = in_memory(examples(builder, split, ("image", "label"), skip_decoding()), count, decoder)
     found = len(arrays["label"])
     if found != count:
         raise UsageError(f"{builder.data_dir}: {split!r} holds {found} of its {count} examples: prepare it anew")

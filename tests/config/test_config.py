@@ -42,6 +42,13 @@ def test_includes_resolve_along_the_search_path_and_every_file_is_reported(folde
     assert job()["steps"] == 3
 
 
+def test_an_include_is_found_beside_the_file_that_asks_for_it():
+    write("deep/er/mine.gin", BASE)
+    write("deep/er/recipe.gin", "include 'mine.gin'\njob.steps = 3\n")
+    loaded("include 'deep/er/recipe.gin'")
+    assert job()["steps"] == 3
+
+
 def test_an_unknown_include_names_the_line_that_asks_for_it():
     assert "recipe.gin line 6: include: gin file 'base/imagess.gin' not found" in refusal(
         "\ninclude 'base/imagess.gin'\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def test_the_operative_config_loads_again_and_gives_the_same(module, folder):
     job.data = @eval/pictures()
     job.note = "{long_name}"
     job.limit = -1e-5
-    anything.value = [@users_size(), {{'key': (%rate, None, True)}}]
+    anything.value = [@users_size(), {{'key': (%rate, None, True)}}, (-1e999, 2)]
     users_size.size = 7
     """
     loaded(recipe)
@@ -169,7 +170,7 @@ def test_the_operative_config_loads_again_and_gives_the_same(module, folder):
     assert gin_used.operative_config() == text
     assert first[0].pop("optimizer").rate == second[0].pop("optimizer").rate == 0.25
     assert first[0].pop("data").shape == second[0].pop("data").shape == (4, 4, 3)
-    assert first == second == [first[0], [7, {"key": (0.25, None, True)}]]
+    assert first == second == [first[0], [7, {"key": (0.25, None, True)}, (-math.inf, 2)]]
 
 
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(folder, monkeypatch):

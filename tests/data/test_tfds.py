@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 
 import numpy as np
@@ -323,3 +324,46 @@ def test_data_sets_are_in_the_users_folder_unless_told_otherwise(monkeypatch, tm
     assert tfds.data_dir() == str(tmp_path / "tensorflow_datasets")
     monkeypatch.setenv("TFDS_DATA_DIR", "~/elsewhere")
     assert tfds.data_dir() == str(tmp_path / "elsewhere")
+
+
+def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memory(photos_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    folder = tmp_path / "launcher_test_photos" / "1.0.0"
+
+    def afresh():
+        shutil.rmtree(tmp_path / "launcher_test_photos", ignore_errors=True)
+        shutil.copytree(photos_dir / "launcher_test_photos", tmp_path / "launcher_test_photos")
+
+    def refused(name="tfds:launcher_test_photos:1.0.0", streamed=False):
+        with pytest.raises(UsageError) as found:
+            data = _data(name, streamed=streamed)
+            data.check()
+            next(iter(data.train_batches(*shards(hosts=1, replicas=1, batch=BATCH))))
+        return str(found.value)
+
+    def by_label():
+        make = _data("tfds:launcher_test_photos", streamed=False).eval_batches
+        (batch,) = global_batches(make, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1)
+        return batch["image"][np.argsort(batch["label"])]
+
+    afresh()
+    whole = by_label()
+    assert "has launcher_test_photos/1.0.0" in refused("tfds:launcher_test_photos/small")
+    (shard,) = folder.glob("*train*00002-of-*")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-10])
+    assert f"{shard} is truncated" in refused()
+    assert tfds.damage(tfds.open_builder("launcher_test_photos"), "train", "test").startswith(f"{shard} is truncated")
+    shard.unlink()
+    assert f"{shard} is missing" in refused()
+    for name in ("dataset_info.json", "features.json"):
+        afresh()
+        (folder / name).write_text((folder / name).read_text()[:99])
+        assert f"{folder / name} is cut: prepare it anew" in refused()
+    shutil.rmtree(tmp_path / "launcher_test_photos")
+    import tensorflow_datasets
+
+    made_so = tensorflow_datasets.builder("launcher_test_photos", data_dir=tmp_path, file_format="array_record")
+    made_so.download_and_prepare(download_config=tensorflow_datasets.download.DownloadConfig(num_shards=7))
+    np.testing.assert_array_equal(by_label(), whole)
+    assert "read into memory alone: raise image_data.memory_limit_bytes" in refused(streamed=True)

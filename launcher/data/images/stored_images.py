@@ -16,6 +16,7 @@ from launcher.data.images.encoded import EncodedData, EncodedImages
 from launcher.data.images.mix import Mix
 from launcher.data.images.stream import StreamedImages
 from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
+from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 
 Pixels = Callable[[tf.Tensor], tf.Tensor]
@@ -45,6 +46,11 @@ class StoredImages:
         splits = (facts.train_split, facts.eval_split)
         if self._fits(sum(tfds.num_examples(builder, split) for split in splits)):
             return self._in_memory(*(tfds.load(builder, split, decoder) for split in splits))
+        if tfds.is_array_record(builder):
+            raise UsageError(
+                f"{builder.data_dir} is in array_record, which is read into memory alone: raise "
+                "image_data.memory_limit_bytes, or prepare it as tfrecord"
+            )
         return StreamedImages(
             builder=builder,
             train_split=facts.train_split,

@@ -66,6 +66,10 @@ class StreamedImages:
     def check(self) -> None:
         tfds.check_prepared(self.builder, (self.train_split, self.eval_split))
 
+    def damage(self, **where: int) -> str | None:
+        """See `launcher.data.images.encoded.EncodedData.damage`; of all that is read."""
+        return tfds.damage(self.builder, self.train_split, self.eval_split)
+
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         size, mix = shard.per_replica_batch_size, self.mix
 

@@ -61,12 +61,12 @@ class _TfdsTexts(abc.ABC):
         """The features of each example, one as a text, two as a pair, in the order of the files."""
         builder = self._prepared()
         features = self._features(builder)
-        examples = builder.as_dataset(split=split, read_config=tfds.read_config())
-        batches = examples.map(lambda example: tuple(example[name] for name in features)).batch(_READ_BATCH).prefetch(1)
-        for columns in batches.as_numpy_iterator():
-            for values in zip(*columns, strict=True):
-                texts = tuple(value.decode("utf-8") for value in values)
-                yield texts if len(texts) > 1 else texts[0]
+        batches = tfds.examples(builder, split, features).batch(_READ_BATCH).prefetch(1)
+        with tfds.damage_named(builder, split):
+            for columns in batches.as_numpy_iterator():
+                for values in zip(*columns, strict=True):
+                    texts = tuple(value.decode("utf-8") for value in values)
+                    yield texts if len(texts) > 1 else texts[0]
 
 
 @gin.configurable("tfds_pairs")
