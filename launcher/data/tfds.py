@@ -106,15 +106,16 @@ def is_array_record(builder: Any) -> bool:
 
 
 def damage(builder: Any, *splits: str) -> str | None:
-    """Says which file of the splits is cut, after reading them has failed; None if none is."""
-    from launcher.data.records import TFRecords  # late: with TensorFlow
+    """Says which file of the splits is damaged, after reading them has failed; None if none is."""
+    import tensorflow as tf  # late
 
     if is_array_record(builder):
         return f"{builder.data_dir} has a file that array_record cannot read: prepare the data set anew"
-    try:
-        TFRecords.open([str(file) for split in splits for file in builder.info.splits[split].filepaths])
-    except UsageError as error:
-        return str(error)
+    for file in (str(file) for split in splits for file in builder.info.splits[split].filepaths):
+        try:
+            tf.data.TFRecordDataset(file).reduce(0, lambda count, record: count + 1)
+        except tf.errors.DataLossError:
+            return f"{file} is damaged or cut: prepare the data set anew"
     return None
 
 

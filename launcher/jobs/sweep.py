@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import os
 import re
 import shlex
@@ -79,7 +78,7 @@ def run(options: flags.FlagValues, model_dir: str, console: JobConsole, *given: 
     codes = _run([trial for trial in trials if trial not in done], shares, console)
     console.close()  # so that the table comes after it
     runs = [found for trial in trials if (found := run_folder.read(trial.folder)).is_run]
-    runs.sort(key=lambda one: one.best[str(one.best_metric)] * (1 if one.low_is_best else -1) if one.best else math.inf)
+    runs.sort(key=comparison.score)
     if len(runs) > 1:
         compare.run(modes.CompareRequest(run=tuple(str(one.path) for one in runs), model_dir=model_dir))
     return EXIT_PREEMPTED if EXIT_PREEMPTED in codes else next(filter(None, codes), EXIT_DONE)

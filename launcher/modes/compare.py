@@ -14,7 +14,7 @@ def run(request: CompareRequest) -> int:
         raise UsageError("--mode=compare: name two folders or more, such as runs/one runs/other")
     folders = [run_folder.read_run(path, f"--mode=compare: {path}") for path in request.run]
     compared = comparison.ComparedRuns.of(folders)
-    show_table([row[:6] for row in compared.rows()], make_console(total_steps=1))  # the page has all
+    show_table(compared.rows(), make_console(total_steps=1))  # the page has all
     target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
     if request.dry_run:
         print(f"would write {target}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +19,8 @@ FILE_NAME = "compare.html"
 _ABSENT = "-"
 _FACTS = ("data", "cluster", "strategy", "policy", "parameters", "seed")
 _OTHER_MODES = ("verify", "precision_report")
-_WIDEST = 40  # characters of a cell on the terminal
+_WIDTH, _NAME, _MOST = 80, 24, 5  # characters of a terminal's line, of its first column; runs on it
+_PORT = re.compile(r"(?<=[\w\]]):\d+\b")  # another in each attempt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,9 +65,21 @@ class ComparedRuns:
         return {name: cells for name, cells in found.items() if name.partition(".")[0] not in _OTHER_MODES}
 
     def rows(self) -> list[list[str]]:
-        """The table, its heading first: results, then what differs."""
-        body = [[name, *cells] for name, cells in {**self.results(), **self.differences()}.items()]
-        return [["", *self.labels], *([_shortened(cell) for cell in row] for row in body)]
+        """The table for a terminal, its heading first: results, then what differs; of the first runs."""
+        table = {"": self.labels, **self.results(), **self.differences()}
+        size = (_WIDTH - _NAME) // min(len(self.labels), _MOST) - 2
+        return [
+            [_shortened(name, _NAME), *(_shortened(cell, size) for cell in cells[:_MOST])]
+            for name, cells in table.items()
+        ]
+
+    def trials(self) -> list[Sequence[str]]:
+        """A row for each run, the heading first: bindings that all have and that differ, and the results."""
+        bindings = {name: cells for name, cells in self._bindings().items() if _ABSENT not in cells}
+        columns, best = {**bindings, **self.results()}, min(self.folders, key=score)
+        of_best = [one is best and one.best is not None for one in self.folders]
+        names = [label + " (best)" * marked for label, marked in zip(self.labels, of_best, strict=True)]
+        return [["run", *columns], *zip(names, *columns.values(), strict=True)]
 
     def write(self, folder: str) -> Path:
         """Writes FOLDER/compare.html, atomically, and returns its path; OSError where it cannot be written."""
@@ -75,13 +90,12 @@ class ComparedRuns:
 
     def page(self) -> str:
         charts = curves.of_runs(self.folders, self.labels)
-        heading = ["", *self.labels]
         differences = self.differences()
-        told = page.grid([heading, *([name, *cells] for name, cells in differences.items())])
+        told = page.grid([["", *self.labels], *([name, *cells] for name, cells in differences.items())])
         told = told if differences else page.paragraph("Nothing in configuration or versions.")
         folders = {label: str(one.path) for label, one in zip(self.labels, self.folders, strict=True)}
         sections = [
-            Section("Results", page.grid([heading, *([name, *cells] for name, cells in self.results().items())])),
+            Section("Results", page.grid(self.trials())),
             Section("Curves", page.chart_tools(charts) + page.panels("curves"), charts),
             Section("What differs", told),
             Section("Folders", page.facts(folders)),
@@ -113,7 +127,7 @@ def _facts(folder: RunFolder) -> Mapping[str, str]:
     """What the bindings do not say: where it ran, on what data."""
     if folder.record is None:
         return {name: str(value) for name in _FACTS if (value := folder.summary.get(name)) is not None}
-    plan = {name: folder.record.plan[name] for name in _FACTS if name in folder.record.plan}
+    plan = {name: _PORT.sub("", folder.record.plan[name]) for name in _FACTS if name in folder.record.plan}
     return {"recipe": ", ".join(folder.record.recipe), **plan}
 
 
@@ -128,8 +142,13 @@ def _different(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     }
 
 
-def _shortened(cell: str) -> str:
-    return cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..."
+def score(folder: RunFolder) -> float:
+    """Of the best evaluation, lower is better; infinite where there is none."""
+    return folder.best[str(folder.best_metric)] * (1 if folder.low_is_best else -1) if folder.best else math.inf
+
+
+def _shortened(cell: str, size: int) -> str:
+    return cell if len(cell) <= size else f"{cell[: size - 2]}.."
 
 
 def _seconds_to_best(folder: RunFolder) -> str:

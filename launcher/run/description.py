@@ -66,7 +66,9 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
     is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
     words = ["-m", "launcher.main", *sys.argv[1:]] if is_launcher else sys.orig_argv[1:]
-    command = " ".join([installation.python(), *map(_quoted, words)])
+    is_installed = os.path.basename(sys.argv[0]) == "launcher"  # the program of that name
+    typed = ["launcher", *map(_quoted, sys.argv[1:])] if is_installed else [installation.python(), *map(_quoted, words)]
+    command = " ".join(typed)
     commit, diff = "", ""
     with contextlib.suppress(subprocess.TimeoutExpired):
         said = subprocess.run(_GIT, shell=True, capture_output=True, text=True, errors="replace", timeout=5).stdout

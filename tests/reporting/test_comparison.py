@@ -21,7 +21,7 @@ def trained(folder: Path, *, rate: float, accuracy: float, config: str) -> Path:
     record = RunRecord(
         started=BEGAN,
         recipe=("some.gin",),
-        plan={"strategy": "one_device", "seed": "0"},
+        plan={"strategy": "one_device", "seed": "0", "cluster": f"worker 0 of localhost:{2000 + hash(folder) % 1000}"},
         best_metric="accuracy",
     )
     run_folder.write_record(folder, record)
@@ -62,9 +62,14 @@ def test_the_table_has_the_results_and_what_differs(compared: tuple[dict[str, li
     assert rows["wall time"] == ["20.0 s", "20.0 s"]
     assert rows["seconds to best"] == ["20", "20"]
     assert rows["cosine.peak"] == ["0.1", "0.2"]
-    assert not {"momentum.momentum", "verify.steps", "seed", "keras"} & set(rows), "what is the same, or of other modes"
+    assert not {"momentum.momentum", "verify.steps", "seed", "keras", "cluster"} & set(rows), (
+        "what is the same, or of other modes"
+    )
     assert rows["lamb.beta_1"] == ["-", "0.8"]
     assert "lamb.beta_1 - 0.8" in page.section("What differs")
+    results = page.section("Results")
+    assert "run cosine.peak status best accuracy" in results, "a row a run"
+    assert "one/run (best) 0.1 completed 0.9 at step 20" in results and "other/run 0.2 completed 0.8" in results
 
 
 def test_the_curves_lie_over_one_another(compared: tuple[dict[str, list[str]], Page]) -> None:
@@ -79,5 +84,6 @@ def test_the_terminal_shows_five_runs_and_the_page_all(tmp_path: Path, capsys: p
     names = [f"rate={rate}" for rate in range(1, 8)]
     runs = [str(trained(tmp_path / name, rate=1.0, accuracy=0.9, config="")) for name in names]
     assert entry.main(["launcher", "--mode=compare", *runs, f"--model_dir={tmp_path}"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == names[:5]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == names[:5] and max(map(len, lines[:-1])) <= 80
     assert all(name in Page.of(tmp_path, "compare.html").section("Results") for name in names)

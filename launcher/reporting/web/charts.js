@@ -152,6 +152,12 @@
     };
     const plot = new uPlot(options, aligned(panel, axis), box);
     plots.push(plot);
+    const legend = box.querySelector(".u-legend");
+    if (legend && panel.series.length > 4) { // of many runs, it would be longer than the curves
+      const fold = document.createElement("details");
+      fold.append(Object.assign(document.createElement("summary"), {textContent: `${panel.series.length} curves`}), legend);
+      box.append(fold);
+    }
     new ResizeObserver(() => {
       const width = Math.max(box.clientWidth - 20, 200);
       if (Math.abs(width - plot.width) > 1) plot.setSize({width, height: 230});
