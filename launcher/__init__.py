@@ -59,6 +59,10 @@ def _refusal() -> str:
             f"the packages that Launcher needs are not installed for this Python ({sys.executable}). Type source "
             ".venv/bin/activate in the checkout, if scripts/install.sh has made it; else see docs/install.md"
         )
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory has been removed: change to another"
     return ""
 
 
@@ -78,6 +82,9 @@ def leave(number: int, frame: object = None) -> None:
 
 # Before any other import, which take a third of a second: process 1 of a container hears no SIGTERM without a handler.
 _STARTS = {"launcher.main", "launcher.launch"} & {*sys.orig_argv} or os.path.basename(sys.argv[0]) in _PROGRAMS[1:]
+for _name in ("stdin", "stdout", "stderr"):
+    if getattr(sys, _name) is None:  # closed, as a daemon's; the first file opened would take its place
+        setattr(sys, _name, open(os.devnull, "w"))  # noqa: SIM115
 if _STARTS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
     signal.signal(signal.SIGTERM, leave)
 

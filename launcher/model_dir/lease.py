@@ -22,6 +22,7 @@ import contextlib
 import enum
 import errno
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -240,6 +241,7 @@ def _acquire(
         made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
         while True:
             folder.mkdir(parents=True, exist_ok=True)
+            _check_able(folder)
             with contextlib.suppress(FileNotFoundError):  # the folder was removed again by whoever had made it
                 descriptor, lease = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), None
                 try:
@@ -252,9 +254,31 @@ def _acquire(
             if time.monotonic() > deadline:
                 raise UsageError(f"--model_dir={folder}: another run is just starting there ({path} is locked)")
             time.sleep(_TURN_SECONDS)
+    except UsageError:
+        lease_file.remove_empty(made)
+        raise
     except OSError as error:
         lease_file.remove_empty(made)
         raise _write_error(folder, error) from error
+
+
+def _check_able(folder: Path) -> None:
+    """Raises UsageError where the file system lacks what checkpoints and logs need; all else is told when it is met."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+        before = Path(place, "before")
+        before.mkdir()
+        (before / "file").touch()
+        try:
+            with open(before / "file", "ab") as file:
+                os.fsync(file.fileno())
+            before.rename(Path(place, "after"))
+        except OSError as error:
+            if not failures.is_machine_failure(error):
+                raise UsageError(
+                    f"--model_dir={folder}: its file system cannot rename a folder, append to a file or sync one "
+                    f"({error.strerror}), as a bucket that gcsfuse or Mountpoint has mounted. Give a folder on a disk "
+                    "or on NFS, and copy it to the bucket when the run has ended"
+                ) from error
 
 
 def _take(

@@ -127,7 +127,7 @@ class MetricsFile:
             if self._descriptor is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 _heal(self._path)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             strict_json.append_bytes(self._descriptor, line)
             self._waiting.popleft()
 

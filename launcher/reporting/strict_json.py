@@ -72,7 +72,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     OSError where the disk refuses it: nothing of it is in the file then.
     """
     line = f"{dumps(record)}\n".encode()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":

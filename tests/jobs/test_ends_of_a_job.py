@@ -14,6 +14,7 @@ import psutil
 import pytest
 from cases import repeated_but
 from launched import LaunchedJob, fault
+from places import ROOT
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
@@ -315,6 +316,19 @@ sys.exit(42 if stop() else 1)
 
 def test_without_a_supervisor_repeats_within_seconds_are_one_request():
     assert subprocess.run([sys.executable, "-c", REPEATS], check=False).returncode == 42
+
+
+def test_a_program_without_standard_streams_or_working_directory_runs_or_says_so(tmp_path):
+    code = (
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.executable, ['python', *sys.argv[1:]])"
+    )
+    launch = ["-m", "launcher.launch", "--version"]
+    closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, *launch]
+    assert subprocess.run(closed, cwd=ROOT, check=False).returncode == 0
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", f"import os, sys; {code}", *launch]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (64, 1) and "working directory" in ended.stderr
 
 
 NOTICED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ from places import ROOT
 
 from launcher.errors import PeerError, UsageError
 from launcher.model_dir import lease, lease_file
+from launcher.reporting import strict_json
+from launcher.reporting.metrics_file import MetricsFile
 
 pytestmark = pytest.mark.slow
 
@@ -305,6 +308,31 @@ def test_a_folder_that_takes_no_lease_is_a_message(tmp_path, small_disk):
     assert os.listdir(small_disk / "run") == []
     with pytest.raises(UsageError, match="choose another --model_dir"), take(Path("/proc/nothing")):
         pass
+
+
+@pytest.mark.parametrize("function", ["rename", "fsync"])
+def test_a_file_system_without_what_a_run_needs_is_told_before_anything_is_written(function, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(os, function, refuse)
+    with (
+        pytest.raises(UsageError, match=r"cannot rename a folder, append to a file or sync one .* a disk or on NFS"),
+        lease.held(str(tmp_path / "a" / "run"), environ={}, say=print),
+    ):
+        pass
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_group_can_write_to_what_one_of_it_has_made(tmp_path):
+    before = os.umask(0o002)
+    try:
+        MetricsFile(str(tmp_path)).append("train", {"step": 1})
+        strict_json.append(tmp_path / "attempts.jsonl", {})
+        with lease.held(str(tmp_path), environ={}, say=print):
+            assert [path.name for path in tmp_path.iterdir() if path.stat().st_mode & 0o666 != 0o664] == []
+    finally:
+        os.umask(before)
 
 
 def test_the_record_says_what_people_ask(tmp_path):
