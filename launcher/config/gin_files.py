@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config.gin_private import internals
-from launcher.errors import UsageError, advice, failures
+from launcher.errors import UsageError, advice
 
 RECIPES = Path(__file__).resolve().parents[2] / "gin_configs"  # beside launcher/ in a checkout and when installed
 
@@ -36,7 +36,6 @@ def find_file(name: str, *beside: str) -> str:
         if os.path.isfile(path):
             relative = os.path.relpath(path)
             return os.path.abspath(path) if relative.startswith(os.pardir) else relative
-        failures.check_answers(path)
     known = {file.name for folder in folders for file in Path(folder).glob("*.gin")}
     known |= {file.relative_to(RECIPES).as_posix() for file in RECIPES.rglob("*.gin")}
     where = "" if os.path.isabs(name) else f" in {' or '.join(folders)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from launcher.config.bound_types import check_value
-from launcher.errors import MissingInputError, UsageError, failures
+from launcher.errors import MissingInputError, UsageError
 
 EVAL_SHARE = 0.1
 """How much of a set without held-out files is held out, unless `eval_share` is bound."""
@@ -34,7 +34,6 @@ def matching(pattern: str, binding: str) -> list[str]:
     else:
         found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
     if not found:
-        failures.check_answers(os.path.expanduser(pattern))
         where = "" if is_remote(pattern) or os.path.isabs(os.path.expanduser(pattern)) else f" (from {os.getcwd()})"
         raise MissingInputError(f"{binding}: no file matches {pattern!r}{where}")
     return sorted(map(named, found))

@@ -27,6 +27,8 @@ _ABSENT, _PASSING = (
 # In TensorFlow's words, behind the file's name, and in those of Python inside of TensorFlow.
 _OF_A_FILE = re.compile(rf"(\S*(?:; |\[Errno \d+\] )(?:{'|'.join(map(os.strerror, sorted(_ABSENT)))}))")
 
+_PATH = re.compile(r"[\w.~-]*/[^\s'\",;:()]+")
+
 # What a host that has restarted no longer knows, in the words of TensorFlow 2.21: those that its own coordinator of
 # remote workers goes by (`_is_worker_failure` in tensorflow/python/distribute/coordinator/cluster_coordinator.py), and
 # what a worker says of a context or a session that it has lost (tensorflow/core/distributed_runtime/
@@ -106,15 +108,6 @@ def is_machine_failure(error: BaseException) -> bool:
     return isinstance(original, OSError) and original.errno in _PASSING
 
 
-def check_answers(path: str | os.PathLike[str]) -> None:
-    """Raises the OSError of a disk or a mount that does not answer, where `os.path` says that the file is missing."""
-    try:
-        os.stat(path)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            raise
-
-
 def _absent(error: Any) -> str | None:
     """Which file a disk or a mount did not give, also where somebody took that for a mistake of the user's."""
     if isinstance(error, OSError) and error.errno in _ABSENT:
@@ -124,8 +117,14 @@ def _absent(error: Any) -> str | None:
         return found[1]
     if not isinstance(error, UsageError):
         return None
-    around = error.__cause__ or error.__context__
-    return str(error) if around and _absent(around) else None
+    found: list[Any] = [error.__cause__ or error.__context__]
+    for path in _PATH.findall(str(error)):
+        try:
+            os.stat(path)
+        except OSError as one:
+            found.append(one)
+    whys = [*filter(None, map(_absent, found))]
+    return f"{error} ({whys[0]})" if whys else None
 
 
 def _is_op_error(error: BaseException) -> bool:

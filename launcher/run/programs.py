@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.config import gin_bindings
-from launcher.errors import UsageError, failures
+from launcher.errors import UsageError
 from launcher.run.recipe import Recipe
 
 GROUPS: dict[str, Any] = {
@@ -69,7 +69,6 @@ def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     if len(found) > 1:
         raise UsageError(f"--gin_file names two programs, {' and '.join(found)}: one run has one")
     if found and not os.path.isfile(found[0]):
-        failures.check_answers(found[0])
         raise UsageError(f"--gin_file={found[0]}: there is no such program in {os.getcwd()}")
     return next(iter(found), None), tuple(name for name in gin_files if name not in found)
 

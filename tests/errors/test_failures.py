@@ -13,7 +13,6 @@ from launcher.config import gin_files
 from launcher.data import files
 from launcher.data.images import folder_images
 from launcher.errors import MachineError, PeerError, Preempted, TrainingError, UsageError, failures
-from launcher.model_dir import check_model_dir
 from launcher.run import programs
 
 # What TensorFlow 2.21 said when a worker that another program drove was killed, or had been started anew.
@@ -89,7 +88,6 @@ def test_a_mistake_that_was_seen_where_a_mount_is_dead_is_none():
 @pytest.mark.parametrize(
     "look",
     [
-        lambda: check_model_dir("/mnt/a"),
         lambda: files.matching("/mnt/a", "x.y"),
         lambda: gin_files.find_file("/mnt/a"),
         lambda: programs.split(["/mnt/a.py"]),
@@ -97,10 +95,11 @@ def test_a_mistake_that_was_seen_where_a_mount_is_dead_is_none():
     ],
 )
 def test_nothing_is_called_missing_on_a_mount_that_is_dead(look, monkeypatch):
-    monkeypatch.setattr(os, "stat", dies)
-    with pytest.raises(OSError) as raised:
+    stat = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **how: dies() if str(path).startswith("/mnt/a") else stat(path, **how))
+    with pytest.raises(UsageError) as raised:
         look()
-    assert "/mnt/a: Transport endpoint is not connected" in str(failures.explained(raised.value))
+    assert failures.exit_code(failures.explained(raised.value)) == 75 and "/mnt/a" in str(raised.value)
 
 
 @pytest.mark.parametrize(("broken", "code"), [(dies, 75), (None, 70)])

@@ -24,7 +24,7 @@ from launcher.data.images import image_header
 from launcher.data.images.image_header import DamagedImageError
 from launcher.data.images.own_images import OwnImages, own_images
 from launcher.data.text import storage
-from launcher.errors import MissingInputError, UsageError, advice, failures
+from launcher.errors import MissingInputError, UsageError, advice
 from launcher.errors import listed as choices
 from launcher.machine.no_autograph import no_autograph
 
@@ -190,7 +190,6 @@ def _folders(root: str) -> list[str]:
     """Names of the folders in a folder, sorted; those that begin with a dot are left out."""
     is_folder = tf.io.gfile.isdir if files.is_remote(root) else os.path.isdir
     if not is_folder(root):
-        failures.check_answers(root)
         where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
         raise MissingInputError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
     if files.is_remote(root):
