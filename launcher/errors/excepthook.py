@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from launcher.errors import TRACEBACK, Interrupted, LauncherError
+from launcher.errors import TRACEBACK, Interrupted, LauncherError, failures
 
 CODE = "launcher_exit_code"
 """Attribute of another exception that ended `launcher.fit`, and is told by its traceback: the exit code."""
@@ -21,7 +21,7 @@ def install() -> None:
         code = getattr(error, "exit_code" if is_ours else CODE, 0)
         if code and not is_prompt:
             if is_ours:
-                sys.stderr.write(f"error: {error}\n")
+                sys.stderr.write(f"error: {failures.unwrap(error)}\n")
             sys.exit(code)  # which Python takes from its hook, after the functions of `atexit`
 
     if before.__module__ != __name__:

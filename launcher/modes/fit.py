@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import numbers
 import os
 import signal
 import sys
@@ -35,6 +36,13 @@ from launcher.tasks.keras_model import KerasTask, is_function
 
 _OF_KERAS = ("data", "x", "y", "sample_weight", "validation_data")
 _BATCH_SIZE = 32  # Keras's
+_ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "epochs": (numbers.Real, "a number above 0"),
+    "batch_size": (numbers.Integral, "a whole number above 0"),
+    "model_dir": (str | os.PathLike, "the path of a folder"),
+    "strategy": (str | tf.distribute.Strategy, "a name or a tf.distribute.Strategy"),
+    "class_weight": (Mapping, "a dict such as {0: 1.0, 1: 5.0}"),
+}
 
 
 def fit(
@@ -110,6 +118,11 @@ def fit(
       KeyboardInterrupt: it was asked to by Ctrl-C, and has saved. What a callback raises comes as it is.
     """
     given = {name: value for name, value in locals().items() if name not in ("settings", *_OF_KERAS)}
+    for name, (kind, says) in _ARGUMENTS.items():
+        value = given[name]
+        holds = value is None or (isinstance(value, kind) and (bool(value) or kind is Mapping))
+        check_value(f"fit: {name}", value, holds, says)
+    model_dir = model_dir and os.fspath(model_dir)
     _check_settings(settings)
     if not callable(build):
         raise UsageError(f"fit: expected a compiled model, or a function that returns one; got {type(build).__name__}")
@@ -156,7 +169,7 @@ def fit(
     )
     task.has_model, task.first_weights = model is not None, first_weights
     with keras_tracing.drawn_from(settings["seed"]):
-        size = task.tried = getattr(task.data(), "batch_size", batch_size or _BATCH_SIZE)
+        size = task.tried = getattr(task.data(), "batch_size", int(batch_size or _BATCH_SIZE))
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)
@@ -242,6 +255,9 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
+        if (make := programs.GROUPS.get(name)) is not None:
+            value = settings[name]
+            check_value(f"fit: {name}", value, value is None or isinstance(value, Mapping | make), "a dict of settings")
 
 
 def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None) -> Machine:
