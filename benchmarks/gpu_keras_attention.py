@@ -31,7 +31,7 @@ def build():
         ends.append(layers.GlobalAveragePooling1D()(found))
     model = keras.Model([patches, tokens], layers.Dense(10, dtype="float32")(layers.Concatenate()(ends)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.02), loss)
+    model.compile(keras.optimizers.SGD(0.001), loss)
     return model
 
 

@@ -52,7 +52,7 @@ PARTS: dict[str, list[list[str]]] = {
     ],
     "twins": [
         ["twins.py", model, f"--on={where}", "--layers=6", *guard]
-        for where, guards in (("v5litepod-4", ([], ["--guarded"])), ("h100:4", ([],)))
+        for where, guards in (("v5litepod-4", ([], ["--guarded"])), ("h100:4", ([],)), ("h200:4", ([],)))
         for guard in guards
         for model in ("resnet", "lm", "transformer")
     ],

@@ -128,7 +128,7 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
 
 def _form(plan: RunPlan) -> Form:
     card, accelerator = accelerators.card_of(plan.strategy.gpu_model), plan.strategy.accelerator
-    proven = bool(card and card.attention_kernel and plan.is_compiled)
+    proven = bool(card and card.attention_kernel and plan.is_one_program)  # as it has been seen
     return Form(requested=plan.recipe.attention, accelerator=accelerator, proven=proven, compiling=xla.is_compiling)
 
 

@@ -138,10 +138,11 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
     assert "Traceback" not in err
 
 
-def of_a_card(card, *bindings):
+def of_a_card(card, *bindings, engine="tensorflow"):
     """A language model's attention layer, and its line, as a run on such GPUs sets them."""
     keras.config.set_dtype_policy("mixed_float16")
-    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=gpus.find(card).strategy(), connect=False)
+    on = dataclasses.replace(gpus.find(card), engine=engine)
+    machine = loading.Machine(environ={}, seed=0, deterministic=False, on=on.strategy(), connect=False)
     small = ("language_model.layers = 1", "train.precision = 'mixed_float16'", "train.strategy = 'auto'")
     plan = machine.resolve(["lm_gpu.gin"], [*small, "train.global_batch_size = 8", *bindings])
     model = plan.recipe.task.model()
@@ -161,11 +162,9 @@ def test_cudnns_kernel_needs_an_ampere_and_no_jax(monkeypatch, tmp_path, card, m
 
 def test_auto_takes_cudnns_kernel_on_a_card_that_has_shown_it(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    shown = dataclasses.replace(accelerators.CARDS["h200"], attention_kernel="a run")
-    monkeypatch.setitem(accelerators.CARDS, "h200", shown)
     dropping = "language_model.attention_dropout = 0.1"
-    assert of_a_card("h200:1").startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
-    others = [of_a_card("a100-40:1"), of_a_card("h200:1", dropping), of_a_card("h200:1", "train.jit_compile = False")]
+    assert of_a_card("h200:1", engine="pjrt").startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
+    others = [of_a_card("a100-40:1", engine="pjrt"), of_a_card("h200:1", dropping, engine="pjrt"), of_a_card("h200:1")]
     assert [one.partition(" ")[0] for one in others] == ["plain"] * 3
 
 
@@ -197,10 +196,10 @@ def of_a_program(path, on, form, policy="mixed_bfloat16"):
     return line, collections.Counter(re.findall(r"__cudnn\$fmha(\w+)", text))
 
 
-def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_so(tmp_path, monkeypatch):
+def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_so(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h200:1"), engine=one) for one in ("pjrt", "tensorflow"))
+    of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h100:1"), engine=one) for one in ("pjrt", "tensorflow"))
     line, calls = of_a_program(path, of_jax, "kernel")
     assert line.startswith("cuDNN's wherever keras.ops.dot_product_attention is called, as by 3 of 4 layers of Keras")
     assert calls == {"Softmax": 2, "SoftmaxBackward": 2}
@@ -213,8 +212,6 @@ def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_s
             of_a_program(path, other, "kernel")
     with pytest.raises(UsageError, match=r"takes float16 and bfloat16, .* not float32"):
         of_a_program(path, of_jax, "kernel", policy="float32")
-    shown = dataclasses.replace(accelerators.CARDS["h200"], attention_kernel="a run")
-    monkeypatch.setitem(accelerators.CARDS, "h200", shown)
-    line, calls = of_a_program(path, dataclasses.replace(of_jax, card=shown), "auto")
+    line, calls = of_a_program(path, dataclasses.replace(of_jax, card=accelerators.CARDS["h200"]), "auto")
     assert "3 of 4 layers" in line and "(auto: cuDNN's attention wherever it fits, else as Keras has it)" in line
     assert calls["SoftmaxBackward"] == 2
