@@ -66,8 +66,7 @@ def explained(error: BaseException) -> BaseException:
     Else returns `error` itself, which is ours or the machine's and keeps its traceback.
     """
     original = unwrap(error)
-    what = _absent(original)
-    if what is not None:
+    if what := _absent(original):
         return MachineError(f"{what}. A disk or a mount may come back: run the same command again when it has")
     if isinstance(original, LauncherError):
         return original
@@ -103,7 +102,7 @@ def exit_code(error: BaseException) -> int:
 def is_machine_failure(error: BaseException) -> bool:
     """Whether a disk or the network failed, which may pass, rather than that a file is missing or forbidden."""
     original = unwrap(error)
-    if isinstance(original, ConnectionError | TimeoutError) or _absent(original) is not None:
+    if isinstance(original, ConnectionError | TimeoutError) or _absent(original):
         return True
     return isinstance(original, OSError) and original.errno in _PASSING
 

@@ -51,14 +51,14 @@ def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iter
     exempt += [address.rpartition(":")[0].strip("[]") for address in cluster.workers]
     os.environ[EXEMPT] = ",".join(dict.fromkeys(filter(None, exempt)))
     progress = Progress(environ)
+    others = {rank: address for rank, address in enumerate(cluster.workers) if rank != cluster.index}
     with _listener(cluster) as listener:
-        _call_all(cluster, listener, float(environ.get(START_TIMEOUT) or "inf"), progress)
+        _call_all(others, listener, float(environ.get(START_TIMEOUT) or "inf"), progress)
         if not cluster.is_chief:
             _await_server(cluster.workers[0], listener)
     progress.report(phase="connect")
-    names = _names({rank: at for rank, at in enumerate(cluster.workers) if rank != cluster.index})
     told = child_process.start(
-        ["sh", "-c", _TELL, f"waiting for {names}: no answer of TensorFlow yet"],
+        ["sh", "-c", _TELL, f"waiting for {_names(others)}: no answer of TensorFlow yet"],
         preexec_fn=child_process.die_with_parent(),
     )
     try:
@@ -82,8 +82,7 @@ def port_taken(cluster: Cluster) -> PortTakenError:
     )
 
 
-def _call_all(cluster: Cluster, listener: socket.socket, limit_seconds: float, progress: Progress) -> None:
-    missing = {rank: address for rank, address in enumerate(cluster.workers) if rank != cluster.index}
+def _call_all(missing: Mapping[int, str], listener: socket.socket, limit_seconds: float, progress: Progress) -> None:
     began, since = time.monotonic(), time.strftime("%H:%M:%S")
     note_after = _FIRST_NOTE_SECONDS
     with ThreadPoolExecutor(max_workers=_CALLS_AT_ONCE) as pool:

@@ -260,6 +260,15 @@ def test_signals_to_the_agent_do_not_end_it_and_workers_can_still_be_ended_by_th
     assert head.next("state", rank=0, exit_code=-signal.SIGTERM)
 
 
+def test_a_warning_to_every_task_has_the_agents_workers_save(connect):
+    head = connect()
+    head.hello()
+    head.start((0, f"print('up', flush=True); {FOREVER}"))
+    head.output(0, "up\n")
+    head.process.send_signal(signal.SIGUSR1)
+    assert head.next("state", rank=0, exit_code=-signal.SIGTERM)
+
+
 def test_an_agent_that_could_not_end_its_workers_has_them_ended_by_the_next(connect, tmp_path):
     stopped = connect()
     stopped.hello()
