@@ -116,13 +116,13 @@ def _absent(error: Any) -> str | None:
         return found[1]
     if not isinstance(error, UsageError):
         return None
-    found: list[Any] = [error.__cause__ or error.__context__]
+    around: list[Any] = [error.__cause__ or error.__context__]
     for path in _PATH.findall(str(error)):
         try:
             os.stat(path)
         except OSError as one:
-            found.append(one)
-    whys = [*filter(None, map(_absent, found))]
+            around.append(one)
+    whys = [why for one in around if (why := _absent(one))]
     return f"{error} ({whys[0]})" if whys else None
 
 
