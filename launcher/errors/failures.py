@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import sys
-import traceback
 from typing import Any
 
 from launcher.errors import EXIT_FAILED, EXIT_RETRY, LauncherError, MachineError, PeerError, UsageError, user_code
@@ -110,8 +109,7 @@ def is_machine_failure(error: BaseException) -> bool:
 def _absent(error: Any) -> str | None:
     """Which file a disk or a mount did not give, also where somebody took that for a mistake of the user's."""
     if isinstance(error, OSError) and error.errno in _ABSENT:
-        file, line, *_ = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else ("a file", 0)
-        return f"{error.filename or f'{file} line {line}'}: {error.strerror}"
+        return f"{error.filename or 'a file (LAUNCHER_TRACEBACK=1 shows where it is read)'}: {error.strerror}"
     if _is_op_error(error) and (found := _OF_A_FILE.search(error.message)):
         return found[1]
     if not isinstance(error, UsageError):

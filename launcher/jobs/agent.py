@@ -27,7 +27,6 @@ from launcher.jobs.job import Command, Job, NotReady, Worker
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.transports import AGENT, NO_INPUT, PLACE
-from launcher.machine import child_process
 from launcher.machine.ports import free_ports
 from launcher.worker import preemption
 
@@ -102,7 +101,7 @@ class Agent:
 
     def warned(self, number: int, frame: FrameType | None) -> None:
         """Has the workers save and end, by a signal of a scheduler's to every task."""
-        os.write(2, f"launcher's agent: {child_process.signal_name(number)}, passed on to its workers\n".encode())
+        os.write(2, f"launcher's agent: {preemption.name(number)}, passed on to its workers\n".encode())
         for worker in self._workers:
             worker.send(signal.SIGTERM)
 

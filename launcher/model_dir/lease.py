@@ -269,13 +269,12 @@ def _check_able(folder: Path) -> None:
         before.mkdir()
         (before / "file").touch()
         try:
-            with open(before / "file", "ab") as file:
-                os.fsync(file.fileno())
+            (before / "file").open("ab").close()
             before.rename(Path(place, "after"))
         except OSError as error:
             if not failures.is_machine_failure(error):
                 raise UsageError(
-                    f"--model_dir={folder}: its file system cannot rename a folder, append to a file or sync one "
+                    f"--model_dir={folder}: its file system cannot rename a folder or append to a file "
                     f"({error.strerror}), as a bucket that gcsfuse or Mountpoint has mounted. Give a folder on a disk "
                     "or on NFS, and copy it to the bucket when the run has ended"
                 ) from error
