@@ -42,8 +42,10 @@ from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
 _OF_BATCH, _HELD_OUT = "batch/", "held out"
-_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError)
-_ERRORS += tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
+_ERRORS = (
+    *(AttributeError, ValueError, TypeError, KeyError, NotImplementedError),
+    *(tf.errors.InvalidArgumentError, tf.errors.UnimplementedError),
+)
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _SQUARING = (keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad)
 
