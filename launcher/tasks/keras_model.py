@@ -42,10 +42,8 @@ from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
 _OF_BATCH, _HELD_OUT = "batch/", "held out"
-_ERRORS = (
-    *(AttributeError, ValueError, TypeError, KeyError, NotImplementedError),
-    *(tf.errors.InvalidArgumentError, tf.errors.UnimplementedError),
-)
+_OF_TENSORFLOW = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
+_ERRORS = (AttributeError, ValueError, TypeError, KeyError, NotImplementedError, *_OF_TENSORFLOW)
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _SQUARING = (keras.optimizers.Adam, keras.optimizers.RMSprop, keras.optimizers.Adagrad)
 
@@ -144,10 +142,8 @@ class KerasTask(Task):
         where, structures = defined_at(self._build), self._opened()[1]
         self._own = None
         if keras_own_step.overridden(model):
-            with _refused(
-                f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}",
-                structures[0].text("y"),
-            ):
+            what = f"{where}: {type(model).__name__}'s train_step does not take this data, in which {structures[0]}"
+            with _refused(what, structures[0].text("y")):
                 self._own = with_local_metrics(lambda: OwnSteps(model, structures[0].traced))
             for held_out in structures[1:]:
                 with _refused(f"{where}: its test_step does not take the validation data, in which {held_out}"):
@@ -155,10 +151,8 @@ class KerasTask(Task):
             return model
         for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
-            with (
-                _refused(f"{where}: {model.name!r} does not take this data, in which {structure}", structure.text("x")),
-                kept_states(model),
-            ):
+            what, text = f"{where}: {model.name!r} does not take this data, in which {structure}", structure.text
+            with _refused(what, text("x")), kept_states(model):
                 try:
                     outputs = model(x, training=False)
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
@@ -175,11 +169,7 @@ class KerasTask(Task):
             own = list(model.losses)
             # What they count is as it was, afterwards.
             self._reduced = []
-            with (
-                _refused(what, structure.text("y")),
-                keras.StatelessScope() as scope,
-                keras_losses_of(own, model, self._note),
-            ):
+            with _refused(what, text("y")), keras.StatelessScope() as scope, keras_losses_of(own, model, self._note):
                 if self._class_weight and structure is structures[0]:
                     weight = class_weights(y, self._class_weight, weight, outputs)
                 compute_loss(model, x, y, outputs, weight, training=True)
