@@ -21,7 +21,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, layers_of
 from launcher.tasks import text
-from launcher.tasks.keras_private import attend_by_kernel, synchronize_masked
+from launcher.tasks.keras_private import attend_by_kernel, synchronize_moments
 from models.normalization import BatchNormalization
 from models.transformer import jax_function
 from models.transformer.attention import Attention
@@ -212,7 +212,7 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
             layer.synchronized = True
     for one in layers_of(model, keras.layers.BatchNormalization):
         if one.synchronized:
-            synchronize_masked(one)
+            synchronize_moments(one)
     if not all(group_size(layer) for layer in layers):
         note(_LOCAL.format(plan.microbatch_size) if requested == "local" else _GLOBAL)
 

@@ -37,7 +37,7 @@ from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_o
 from launcher.tasks.base import Place, Task, check_builder, without_padding
 from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import kept_states, keras_losses_of, undivided, with_local_metrics
+from launcher.tasks.keras_private import kept_states, keras_losses_of, real_rows, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
@@ -345,7 +345,7 @@ class KerasTask(Task):
             loss, metrics = self._own.evaluated(self._rows(batch, training=False), num_real)
             return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
-        real = batch[WEIGHT]
+        seen = real = batch[WEIGHT]
         num_real = weight = tf.reduce_sum(real)
         is_real = self.takes_real_rows and real.shape[0] is None
         compiled = (self._place.compiled or xla.is_compiling()) and not is_real
@@ -361,7 +361,7 @@ class KerasTask(Task):
         has_statistics = training and keras_losses.has_statistics(model)
         sees_rows = (self._has_own_losses or self._in_layers) and not has_statistics
         if not compiled and (is_alone or self.counts_rows or sees_rows):
-            x = rows(x)
+            x, seen = rows(x), rows(real)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
         initial = [tf.constant(value) for value in self._initial]
@@ -369,8 +369,10 @@ class KerasTask(Task):
         for variable, value in states:
             if id(variable) in self._in_layers:
                 variable.assign(value)
+        token = real_rows.set(seen if training else None)
         with undivided():  # of layers that have a loss of Keras's
             outputs = _call(model, x, training)
+        real_rows.reset(token)
         start = [(one, tf.identity(one.value) if id(one) in self._in_layers else value) for one, value in states]
         together = judged = x, y, outputs, sample_weight
         if compiled:

@@ -136,15 +136,25 @@ def kept_states(model: keras.Model) -> Iterator[None]:
         one.assign(before.get(id(one), np.zeros(one.shape)))
 
 
-def synchronize_masked(layer: keras.layers.BatchNormalization) -> None:
-    """Has a synchronized layer take the moments of what a mask leaves over all replicas, too, which Keras does not."""
+real_rows: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("real rows", default=None)
+"""Of a batch that a model is called on in training: above 0 for rows that do not fill it up, float32 [rows]."""
+
+
+def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
+    """Has a synchronized layer take the moments, over all replicas, of real rows and of what a mask leaves alone."""
     of_keras = layer._moments
 
     def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        if mask is None or not layer.synchronized or context is None or context.num_replicas_in_sync == 1:
+        context, real = tf.distribute.get_replica_context(), real_rows.get()
+        alone = not layer.synchronized or context is None or context.num_replicas_in_sync == 1
+        if alone or (mask is None and real is None):
             return of_keras(inputs, mask)
-        kept = tf.cast(mask, tf.bool)[..., tf.newaxis]
+        kept = tf.constant(True) if mask is None else tf.cast(mask, tf.bool)[..., tf.newaxis]
+        if real is not None:
+            # A layer may be called on several rows of each example, one after the other; on others it is told nothing.
+            count, rows = tf.shape(inputs)[0], tf.size(real)
+            is_real = (tf.gather(real, tf.range(count) * rows // count) > 0) | (count % rows != 0)
+            kept &= tf.reshape(is_real, [-1, *[1] * (inputs.shape.rank - 1)])
 
         def total(values: tf.Tensor) -> tf.Tensor:
             mine = tf.reduce_sum(tf.where(kept, values, 0.0), layer._reduction_axes, keepdims=True)

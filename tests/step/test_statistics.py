@@ -103,6 +103,14 @@ def masked():
     return model
 
 
+def normalised():
+    hidden = layers.BatchNormalization(momentum=0.5)(layers.Dense(4)(inputs := keras.Input((3,))))
+    parts = layers.BatchNormalization(momentum=0.5)(layers.Reshape((2, 2))(keras.ops.tanh(hidden)))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(parts)))
+    model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model
+
+
 def recurrent():
     inputs = keras.Input((4, 3), batch_size=8)
     model = keras.Model(inputs, layers.Dense(1)(layers.GRU(3, stateful=True)(inputs)))
@@ -120,6 +128,7 @@ SEQUENCES = _random.normal(size=(32, 4, 3)).astype(np.float32), _random.normal(s
 CASES = {
     "metered": (metered, (X, Y)),
     "metered, own step": (lambda: metered(own_step=True), (X, Y)),
+    "normalisation": (normalised, (X, Y)),
     "masked normalisation": (masked, (TOKENS, _random.normal(size=(32, 1)).astype(np.float32))),
 }
 
@@ -147,20 +156,24 @@ def of_launcher(build, data, folder, replicas=2, **settings):
         [
             ("metered", {"replicas": 2}),
             ("metered", {"replicas": 1, "jit_compile": True}),
-            ("masked normalisation", {"replicas": 2}),
+            # Replicas have 2 rows and 1, and of the last batch one has none.
+            ("normalisation", {"replicas": 2, "batch_size": 3}),
+            ("masked normalisation", {"replicas": 2, "batch_size": 7}),
         ],
         [
             *((name, {"replicas": replicas}) for name in CASES for replicas in (1, 2)),
             ("metered", {"replicas": 1, "jit_compile": True}),
             ("metered", {"replicas": 1, "microbatches": 2}),
             ("metered", {"replicas": 2, "microbatches": 2}),
+            ("normalisation", {"replicas": 2, "batch_size": 3}),
+            ("masked normalisation", {"replicas": 2, "batch_size": 7}),
         ],
     ),
 )
 def test_states_are_those_of_one_device(name, settings, tmp_path):
     build, (x, y) = CASES[name]
     model = seeded(build)
-    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=settings.get("batch_size", 8), epochs=2, shuffle=False, verbose=0)
     expected = weights_of(model)
     found = weights_of(of_launcher(build, (x, y), tmp_path, **settings))
     for path, value in expected.items():
