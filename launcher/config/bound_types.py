@@ -1,6 +1,7 @@
 """Whether a value bound in a gin file fits the parameter it is bound to, and is what it has to be."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -83,7 +84,10 @@ def check_least(configurable: str, settings: Any, **least: int) -> None:
     """Raises UsageError where an attribute of the settings is less than the least that is given for it, or NaN."""
     for name, bound in least.items():
         value = getattr(settings, name)
-        check_value(f"{configurable}.{name}", value, value >= bound, f"{bound} or more")
+        holds = False
+        with contextlib.suppress(TypeError):  # of what is no number
+            holds = bool(value >= bound)
+        check_value(f"{configurable}.{name}", value, holds, f"{bound} or more")
 
 
 def one_of(values: Iterable[Any]) -> str:

@@ -49,7 +49,7 @@ def prepare(data: Any, structures: Sequence[Structure], function: Callable[..., 
 
     @no_autograph
     def finish(batch: Batch) -> Batch:
-        structure = next(one for one in structures if one.keys == batch.keys())
+        structure = next(one for one in structures if set(one.shapes) == batch.keys())
         return flatten(function(*structure.pack(batch)))
 
     data.finish = finish

@@ -44,9 +44,9 @@ class Structure:
         return [key for key, leaf in flatten(self._parts).items() if None in inner_sizes(leaf)]
 
     @property
-    def keys(self) -> set[str]:
-        """Of a batch, but for the weight that marks what fills it up."""
-        return set(flatten(self._parts))
+    def shapes(self) -> dict[str, Any]:
+        """Sizes of an example by a batch's keys, but for the weight that marks what fills it up."""
+        return {key: inner_sizes(leaf) for key, leaf in flatten(self._parts).items()}
 
     def example(self) -> dict[str, tf.Tensor]:
         """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""

@@ -226,6 +226,8 @@ def _data(is_model: bool, data: Sequence[Any], train: Any, validation: Any, of_k
     x, y, weight = of_keras
     if y is not None or weight is not None or not any(_is_whole(one, is_model) for one in given):
         (x, y), given = (given[0] if x is None else x, given[1] if y is None else y), [None, None]
+    if train is not None and (x is not None or given[0] is not None):
+        raise UsageError("fit: what to train on is given twice: leave train= out")
     if x is not None:
         train = x if y is None and weight is None else (x, y, weight)[: 2 + (weight is not None)]
     return [other if one is None else one for one, other in zip(given, (train, validation), strict=True)]

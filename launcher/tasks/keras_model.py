@@ -149,14 +149,14 @@ class KerasTask(Task):
                 with _refused(f"{where}: its test_step does not take the validation data, in which {held_out}"):
                     self._own.tried("test_step", held_out.traced)
             return model
-        for structure in {frozenset(one.keys): one for one in reversed(structures)}.values():
+        for structure in {str(one.shapes): one for one in reversed(structures)}.values():
             x, y, weight = structure.pack(structure.example())
             what, text = f"{where}: {model.name!r} does not take this data, in which {structure}", structure.text
             with _refused(what, text("x")), kept_states(model):
                 try:
                     outputs = model(x, training=False)
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
-                    if structure.keys != structures[0].keys:
+                    if structure.shapes != structures[0].shapes:
                         raise
                     x, y, weight = self._first_batch()
                     try:
@@ -268,7 +268,7 @@ class KerasTask(Task):
     def _structure(self, batch: Mapping[str, Any]) -> Structure:
         structures = self._opened()[1]
         keys = batch.keys() - {WEIGHT}
-        return next((one for one in structures if one.keys == keys), structures[0])
+        return next((one for one in structures if set(one.shapes) == keys), structures[0])
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on, and what an embedding's gradient is."""
