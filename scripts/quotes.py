@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 QUOTING = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_QUOTE = re.compile(r"<!-- result: ([^>]+/[^>]+) (\S+) -->.*?<!-- -->")
+_QUOTE = re.compile(r"<!-- result: ([^>]+/[^>]+) ([^\s>]+) -->.*?<!-- -->")
 _MARKER = "# Leans on "
 _ASSUMPTION = re.compile(r"([\w ,-]+): (.*?)\.? Noticed by (.*?)\. Then: (.*)", re.DOTALL)
 _TEST = re.compile(r"tests/[\w/]+\.py")

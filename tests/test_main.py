@@ -330,4 +330,5 @@ def test_a_retry_is_worth_it_after_failures_of_disks_and_networks_only(monkeypat
     # Raised by a library that Launcher calls: what this file raises would be a user's mistake.
     monkeypatch.setattr("launcher.modes.run", unittest.mock.Mock(side_effect=error))
     assert entry.main(["launcher", "--gin_file=resnet_cpu.gin"]) == code
-    assert "Traceback" in capsys.readouterr().err
+    # A disk that gives errors is known, and needs none.
+    assert ("Traceback" in capsys.readouterr().err) == (getattr(error, "errno", None) != errno.EIO)

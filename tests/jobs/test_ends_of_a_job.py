@@ -319,9 +319,8 @@ def test_without_a_supervisor_repeats_within_seconds_are_one_request():
 
 
 def test_a_program_without_standard_streams_or_working_directory_runs_or_says_so(tmp_path):
-    code = (
-        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.executable, ['python', *sys.argv[1:]])"
-    )
+    then = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    code = f"os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); {then}"
     launch = ["-m", "launcher.launch", "--version"]
     closed = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, *launch]
     assert subprocess.run(closed, cwd=ROOT, check=False).returncode == 0

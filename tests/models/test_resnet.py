@@ -241,7 +241,10 @@ def test_a_run_tells_the_stem_whether_xla_compiles():
     model = resnet(image_shape=(16, 16, 3), num_classes=10, depth=18, stem="7x7")
     recipe = SimpleNamespace(attention="auto", rematerialize=None, batch_norm="auto", task=SimpleNamespace())
     recipe.task.statistics_over_global_batch = False
-    plan = SimpleNamespace(recipe=recipe, rematerialize=None, num_parts=1, strategy=SimpleNamespace(gpu_model=""))
+    strategy = SimpleNamespace(gpu_model="", accelerator="")
+    plan = SimpleNamespace(
+        recipe=recipe, rematerialize=None, num_parts=1, strategy=strategy, is_one_program=False, is_compiled=False
+    )
     layer_settings.apply(model, plan, lambda text: None)
     with xla.compiling(True):
         assert model.get_layer("stem_norm").compiling()
