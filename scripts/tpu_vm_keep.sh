@@ -121,7 +121,10 @@ while true; do
     # Two requests might be granted at once.
     if [[ -n "$queued" ]] && ((${#zones[@]} > 1)); then delete "$zone" || true; fi
   done
-  sleep "$every" &
-  pause="$!"
-  wait "$pause" # in which a trap is run at once
+  # A trap is run at once in `wait`, but for a signal that comes just before it: that waits for one of these.
+  for ((left = every; left >= 0; left -= 5)); do
+    sleep "$((left < 5 ? left : 5))" &
+    pause="$!"
+    wait "$pause"
+  done
 done
