@@ -84,7 +84,7 @@ def leave(number: int, frame: object = None) -> None:
 _STARTS = {"launcher.main", "launcher.launch"} & {*sys.orig_argv} or os.path.basename(sys.argv[0]) in _PROGRAMS[1:]
 for _name in ("stdin", "stdout", "stderr"):
     if getattr(sys, _name) is None:  # closed, as a daemon's; the first file opened would take its place
-        setattr(sys, _name, open(os.devnull, "w"))  # noqa: SIM115
+        setattr(sys, _name, open(os.devnull, "r+"))  # noqa: SIM115
 if _STARTS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
     signal.signal(signal.SIGTERM, leave)
 

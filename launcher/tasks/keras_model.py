@@ -37,7 +37,7 @@ from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_o
 from launcher.tasks.base import Place, Task, check_builder, without_padding
 from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps, Sums
-from launcher.tasks.keras_private import kept_states, keras_losses_of, real_rows, undivided, with_local_metrics
+from launcher.tasks.keras_private import kept_states, keras_losses_of, of_rows, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
 
@@ -369,10 +369,8 @@ class KerasTask(Task):
         for variable, value in states:
             if id(variable) in self._in_layers:
                 variable.assign(value)
-        token = real_rows.set(seen if training else None)
-        with undivided():  # of layers that have a loss of Keras's
+        with undivided(), of_rows(seen if training else None):  # the former of layers that have a loss of Keras's
             outputs = _call(model, x, training)
-        real_rows.reset(token)
         start = [(one, tf.identity(one.value) if id(one) in self._in_layers else value) for one, value in states]
         together = judged = x, y, outputs, sample_weight
         if compiled:

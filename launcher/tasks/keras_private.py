@@ -136,8 +136,17 @@ def kept_states(model: keras.Model) -> Iterator[None]:
         one.assign(before.get(id(one), np.zeros(one.shape)))
 
 
-real_rows: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("real rows", default=None)
-"""Of a batch that a model is called on in training: above 0 for rows that do not fill it up, float32 [rows]."""
+_real_rows: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("real rows", default=None)
+
+
+@contextlib.contextmanager
+def of_rows(real: tf.Tensor | None) -> Iterator[None]:
+    """Tells batch normalisation which rows of the batch are real: above 0, float32 [rows]; 0 for what fills it up."""
+    token = _real_rows.set(real)
+    try:
+        yield
+    finally:
+        _real_rows.reset(token)
 
 
 def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
@@ -145,7 +154,7 @@ def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
     of_keras = layer._moments
 
     def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        context, real = tf.distribute.get_replica_context(), real_rows.get()
+        context, real = tf.distribute.get_replica_context(), _real_rows.get()
         alone = not layer.synchronized or context is None or context.num_replicas_in_sync == 1
         if alone or (mask is None and real is None):
             return of_keras(inputs, mask)
