@@ -151,13 +151,17 @@ def make_files(progress_file: Path, error_file: Path) -> None:
 
 
 def install_stack_dump(environ: Mapping[str, str]) -> None:
-    """Lets SIGUSR1 print the Python stacks of all threads to stderr, under a supervisor.
+    """Lets SIGUSR1 print the Python stacks of all threads to stderr, under a supervisor, and other warnings do nothing.
+
+    A scheduler's warning may come to every process of a step, as Slurm's does without `B:`. The supervisor hears it, too.
 
     The dump is made in the signal's C handler, so it also comes from a process whose main thread never returns to
     Python. To be called before the first report: the supervisor sends the signal only to those who reported.
     """
     if environ.get(PROGRESS_FILE) and hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
+        for number in (signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def record_error(environ: Mapping[str, str], error: BaseException, exit_code: int) -> None:

@@ -104,7 +104,7 @@ def test_a_run_that_is_done_or_saved_has_no_error(environ, tmp_path, code):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGUSR1")
-def test_stacks_of_all_threads_come_out_of_a_process_that_never_returns_to_python(environ):
+def test_stacks_come_out_of_a_process_that_never_returns_to_python_and_other_warnings_do_not_end_it(environ):
     program = (
         "import os, threading; from launcher.worker.progress import install_stack_dump\n"
         "def in_a_thread(): threading.Event().wait()\n"
@@ -122,7 +122,8 @@ def test_stacks_of_all_threads_come_out_of_a_process_that_never_returns_to_pytho
     )
     try:
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
+        for number in (signal.SIGUSR2, signal.SIGXCPU, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
         seen = ""
         while 'File "<string>", line 6 in <module>' not in seen:
             line = process.stderr.readline()
