@@ -131,10 +131,9 @@ class Recipe:
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
       jit_compile: compile each replica's forward and backward pass with XLA.
-      loss_chunks: pieces that a loss over a vocabulary is computed in, one after another, instead of from whole logits:
-        of the vocabulary on a TPU, of the tokens elsewhere. 1 for whole logits; "auto" for pieces where the logits of a
-        microbatch are more than 256 MiB (4 GiB on a GPU) and the model can give features instead, on a TPU of 1,024
-        tokens in training, if the head computes in 16 bits and the gradient of its matrix is at most 256 MiB.
+      loss_chunks: pieces of the tokens for which a loss over a vocabulary is computed, one after another, instead of
+        from whole logits. 1 for whole logits; "auto" for pieces where the logits of a microbatch are more than 256 MiB
+        (4 GiB on a GPU) and the model can give features instead, on a TPU of about 1,024 tokens.
       spikes: what is done about spikes of loss or gradient norm, `@Spikes()`, or None; see
         `launcher.run.actions.spikes.Spikes`.
       early_stopping: `@EarlyStopping()` to end a run that no longer gets better, or None; see

@@ -13,8 +13,6 @@ from places import SMALL_DIGITS
 from launcher import main as entry
 from launcher.machine.accelerators import card_of
 from launcher.step import flops
-from launcher.tasks import cross_entropy
-from models.transformer import blockwise_attention
 
 pytestmark = pytest.mark.slow
 
@@ -117,10 +115,6 @@ def test_what_the_backward_pass_computes_again_is_no_part_of_the_models_flops(tm
     words = session.model.embedding.embeddings.shape[0]
     model = 3 * (LAYERS * FORWARD + 2 * ROWS * LENGTH * WIDTH * words)  # each product and its two gradients
     assert session.trainer.matrix_flops() == flops.Flops(model, model + again)
-
-
-def test_both_packages_call_what_is_computed_again_by_one_name():
-    assert cross_entropy.COMPUTED_AGAIN == blockwise_attention.COMPUTED_AGAIN
 
 
 def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path):
