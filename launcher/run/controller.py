@@ -7,8 +7,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,13 @@ from launcher.errors import Preempted, TrainingError, UsageError, advice, notebo
 from launcher.machine.array_parts import Part
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
-from launcher.run.actions.base import Action, Event
+from launcher.run.actions.base import Action, Event, Row, tell
 from launcher.run.actions.early_stopping import is_better
 from launcher.run.actions.spikes import SkippedSteps
 from launcher.run.input_position import InputPosition
 from launcher.run.loop import Loop
 from launcher.run.session import Session
-from launcher.run.start.starting_point import EVALUATION_DUE, LEFT_OUT
+from launcher.run.start.starting_point import EVALUATION_DUE, LEFT_OUT, StartingPoint
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import Task, folded, metric_results
@@ -42,16 +41,16 @@ class Controller:
     """Trains to the last step, or evaluates once.
 
     Args:
+      start: what the trainer goes on from.
       evaluate: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
-      host: what the checkpoint had besides the trainer's state.
-      evaluation_due: whether an earlier attempt was stopped in the middle of the evaluation after the trainer's step.
     """
 
     def __init__(
         self,
         session: Session,
+        start: StartingPoint,
         *,
         saver: Saver,
         reporter: Reporter,
@@ -59,12 +58,10 @@ class Controller:
         evaluate: bool = True,
         actions: Sequence[Action] = (),
         stop_requested: Callable[[], bool] = lambda: False,
-        evaluation_due: bool = False,
-        host: Mapping[str, np.ndarray] = MappingProxyType({}),
     ):
         plan, recipe = session.plan, session.plan.recipe
         self._trainer, self._evaluator = session.trainer, session.evaluator
-        self._input = InputPosition(session.trainer, plan.data, num_workers=plan.cluster.num_workers, state=host)
+        self._input = InputPosition(session.trainer, plan.data, num_workers=plan.cluster.num_workers, state=start.host)
         self._recipe, self._total_steps = recipe, plan.total_steps
         self._saver, self._reporter, self._stopwatch = saver, reporter, stopwatch
         self._evaluates = evaluate and bool(plan.data.num_eval_examples)
@@ -79,7 +76,7 @@ class Controller:
             ),
         )
         self._stop_requested = stop_requested
-        self._evaluation_due = evaluation_due
+        self._evaluation_due = start.evaluation_due
         self._loop = Loop(recipe.steps_per_loop)
         self._batches: Iterator = iter(())
         self._pending: list[StepRecords] = []
@@ -95,13 +92,16 @@ class Controller:
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says of the actions, and "ended_early" where one has ended the run."""
-        found = {name: value for action in self._actions for name, value in action.summary().items()}
-        return {**found, "ended_early": self._ended_early} if self._ended_early else found
+        said = {name: value for answer in self._tell(Event.SUMMARY) for name, value in answer.items()}
+        return {**said, "ended_early": self._ended_early} if self._ended_early else said
+
+    def _tell(self, event: Event, *arguments: Any) -> list[Any]:
+        return tell(self._actions, event, *arguments)
 
     @property
     def _ended_early(self) -> str:
         """Why an action has ended the run before its last step, also in an earlier attempt; "" if none has."""
-        return next(filter(None, (action.why_ended() for action in self._actions)), "")
+        return next(filter(None, self._tell(Event.WHY_ENDED)), "")
 
     @property
     def has_ended(self) -> bool:
@@ -189,8 +189,7 @@ class Controller:
         trainer = self._trainer
         step = trainer.step
         if self._evaluation_due:
-            for action in self._actions:
-                action.goes_on()
+            self._tell(Event.GOES_ON)
             self._evaluate_and_save(step, again=True)
             self._evaluation_due = False
             self._finish_saving()
@@ -209,8 +208,7 @@ class Controller:
         self._pending_since, self._untimed = self._stopwatch.trained(), 1
         self.has_trained = True
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
-        for action in self._actions:
-            action.after_first_step()
+        self._tell(Event.AFTER_FIRST_STEP)
         self._act(step + 1)
         while (step := trainer.step) < self._total_steps:
             self._loop.choose(self._agree(self._loop.seconds))
@@ -237,7 +235,7 @@ class Controller:
             raise _Stopped
         return float(mean)
 
-    def evaluate(self, last: bool = True) -> Event:
+    def evaluate(self, last: bool = True) -> Row:
         """Evaluates the current weights and reports them; `last` as in `Evaluator.evaluate`."""
         acts = any(action.acts_before_evaluation for action in self._actions)
         at_home = acts or self._evaluator.needs_variables(last)
@@ -251,19 +249,17 @@ class Controller:
         averaged = self._trainer.state.averaged() if self._recipe.evaluate_ema else contextlib.nullcontext()
         with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
             self._hold(held)
-            for action in self._actions:
-                action.before_evaluation(self._trainer.step)
+            self._tell(Event.BEFORE_EVALUATION, self._trainer.step)
             told = [action for action in self._actions if action.every_evaluation_batch]
-            event = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree, told)}
+            row = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree, told)}
             self._reporter.samples(self._trainer.step, self._evaluator.samples)
             self._hold(None)
-        self._reporter.evaluation(event)
+        self._reporter.evaluation(row)
         for note in self._evaluator.notes:
             self._reporter.note(note)
         self._has_evaluated = True
-        for action in self._actions:
-            action.on_evaluation(event)
-        return event
+        self._tell(Event.ON_EVALUATION, row)
+        return row
 
     def _state_to_hold(self, changes: bool) -> Callable[[], dict[str, np.ndarray | Part]]:
         """What gives the state from which an evaluation is made again that is about to be made, and may change it."""
@@ -279,9 +275,7 @@ class Controller:
             self._held = state
 
     def _begin(self, phase: str) -> None:
-        step = self._trainer.step
-        for action in self._actions:
-            action.begins(phase, step)
+        self._tell(Event.BEGINS, phase, self._trainer.step)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -293,65 +287,61 @@ class Controller:
         if not self._pending:
             self._pending_since = self._stopwatch.trained()
         with self._phase(phase):
-            for action in self._actions:
-                action.before_steps()
+            self._tell(Event.BEFORE_STEPS)
             with self._loop.timed(num_steps) if phase == "train" else contextlib.nullcontext():
                 records = self._trainer.train(self._batches, num_steps)
         self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
-        for action in self._actions:
-            action.took(records)
+        self._tell(Event.TOOK, records)
 
     def _steps_until_next_event(self, step: int) -> int:
         recipe = self._recipe
         cadences = (recipe.log_every, recipe.evaluate_every if self._evaluates else 0, recipe.checkpoint_every)
         until_event = [every - step % every for every in cadences if every]
-        until_event += [due for action in self._actions if (due := action.steps_until_due(step)) is not None]
+        until_event += [due for due in self._tell(Event.STEPS_UNTIL_DUE, step) if due is not None]
         return min(*until_event, self._loop.steps, self._total_steps - step)
 
     def _act(self, step: int) -> None:
         """Does what is due after `step` steps."""
         recipe, last = self._recipe, step >= self._total_steps
         self._saver.check()
-        error = next(filter(None, (action.error(step) for action in self._actions)), None)
+        error = next(filter(None, self._tell(Event.ERROR, step)), None)
         left = self._total_steps - step  # steps that would be too few for a log event of their own
         if last or error or (_due(step, recipe.log_every) and left >= recipe.log_every / 2):
             self._log(step)
         if error is not None:
             raise error
-        for action in self._actions:
-            action.after_steps(step, self._phase)
-        if any(action.ends_after(step) for action in self._actions):
+        self._tell(Event.AFTER_STEPS, step, self._phase)
+        if any(self._tell(Event.ENDS_AFTER, step)):
             self._total_steps = step
         self._evaluate_and_save(step)
 
     def _evaluate_and_save(self, step: int, again: bool = False) -> None:
         """What follows steps, where it is due, or `again`: the checkpoint of this step is from the middle of it."""
         recipe, last = self._recipe, step >= self._total_steps
-        event: Event = {}
-        wanted = _due(step, recipe.evaluate_every) and all(one.wants_evaluation(step) for one in self._actions)
+        row: Row = {}
+        wanted = _due(step, recipe.evaluate_every) and all(self._tell(Event.WANTS_EVALUATION, step))
         if self._evaluates and (last or again or wanted):
-            event = self.evaluate(last)
-        answers = [action.before_saving(step) for action in self._actions]
-        if any(answers):
+            row = self.evaluate(last)
+        if any(self._tell(Event.BEFORE_SAVING, step)):
             self._total_steps, last = step, True
-        best = self._new_best(event) if event else None
+        best = self._new_best(row) if row else None
         minutes = (time.monotonic() - self._saved_at) / 60
         by_clock = 0 < recipe.checkpoints.every_minutes <= minutes
         saves = best is not None or last or again or by_clock or _due(step, recipe.checkpoint_every)
         # By their own clocks workers would not save at the same step.
         if self._trainer.workers.any(saves) if self._trainer.state.snapshots_together else saves:
-            self._save(step, event if best else {}, best)
+            self._save(step, row if best else {}, best)
 
-    def _new_best(self, event: Event) -> Best | None:
+    def _new_best(self, row: Row) -> Best | None:
         """The best so far, if this evaluation makes it so."""
         name, best = self._recipe.best_metric, self._saver.best
-        found = Best(step=event["step"], metric=name, value=float(event[name]))
-        if best is not None and best.metric == name and not is_better(name, found.value, best.value):
+        value = float(row[name])
+        if best is not None and best.metric == name and not is_better(name, value, best.value):
             return None
-        return found if math.isfinite(found.value) else None
+        return Best(step=row["step"], metric=name, value=value) if math.isfinite(value) else None
 
-    def _save(self, step: int, metrics: Event, best: Best | None = None) -> None:
+    def _save(self, step: int, metrics: Row, best: Best | None = None) -> None:
         with self._lock, self._phase("checkpoint"):
             self._reporter.flush()
             snapshot, mine = self._held or self._snapshot, self._trainer.state
@@ -365,7 +355,7 @@ class Controller:
         return {**self._trainer.state.to_write(), **self._of_host()}
 
     def _of_host(self) -> dict[str, np.ndarray]:
-        state = {f"{HOST}{name}": value for action in self._actions for name, value in action.state().items()}
+        state = {f"{HOST}{name}": value for held in self._tell(Event.STATE) for name, value in held.items()}
         state |= {f"{HOST}{name}": value for name, value in self._input.state().items()}
         if ranges := self._trainer.left_out.ranges:
             state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
@@ -377,22 +367,20 @@ class Controller:
 
     def _log(self, step: int) -> None:
         seconds, timed = self._stopwatch.trained() - self._pending_since, self._pending[self._untimed :]
-        event = summarise(self._pending, self._recipe.task)
-        event.update(step=step, loss_scale=self._trainer.loss_scale, skipped_steps=self._trainer.skipped_steps)
+        row = summarise(self._pending, self._recipe.task)
+        row.update(step=step, loss_scale=self._trainer.loss_scale, skipped_steps=self._trainer.skipped_steps)
         if timed and seconds > 0:  # else it is of a first step alone, which has compiled
             examples = sum(len(one.loss) for one in timed) * self._trainer.config.global_batch_size
             waited = sum(float(one.input_wait_seconds.sum()) for one in timed)
-            event.update(examples_per_second=examples / seconds, input_wait_fraction=min(1.0, waited / seconds))
+            row.update(examples_per_second=examples / seconds, input_wait_fraction=min(1.0, waited / seconds))
         self._untimed = 0
         self._pending.clear()
-        for action in self._actions:
-            action.before_log(event)
-        self._reporter.train(event)
-        for action in self._actions:
-            action.on_log(event)
+        self._tell(Event.BEFORE_LOG, row)
+        self._reporter.train(row)
+        self._tell(Event.ON_LOG, row)
 
 
-def summarise(parts: list[StepRecords], task: Task) -> Event:
+def summarise(parts: list[StepRecords], task: Task) -> Row:
     """One log event of consecutive steps: means over the examples of the steps whose loss is finite.
 
     Returns:

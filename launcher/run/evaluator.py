@@ -15,7 +15,7 @@ from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Batch, Shard, held, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
-from launcher.run.actions.base import Action
+from launcher.run.actions.base import Action, Event, tell
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.step import gradients, summation
@@ -90,13 +90,11 @@ class Evaluator:
         while left:
             self._loop.choose(agree(self._loop.seconds))
             count = 1 if told else min(left, self._loop.steps)
-            for one in told:
-                one.before_evaluation_batch(len(tables))
+            tell(told, Event.BEFORE_EVALUATION_BATCH, len(tables))
             with self._loop.timed(count):
                 tables.append(run(batches, count))
             left -= count
-            for one in told:
-                one.after_evaluation_batch(len(tables) - 1, lambda: self._result(tables)[0])
+            tell(told, Event.AFTER_EVALUATION_BATCH, len(tables) - 1, lambda: self._result(tables)[0])
         result, weight = self._result(tables)
         if self._decoding is not None and (score := self._decoding.evaluate(last, agree)):
             result.update(score.metrics)

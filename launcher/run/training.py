@@ -347,14 +347,13 @@ class _Run:
         self._actions = [*lasting, *self._restored_actions(restored.built, start)]
         controller = Controller(
             restored.built,
+            start,
             saver=saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluate=self._order.evaluates,
             actions=self._actions,
             stop_requested=stop,
-            evaluation_due=start.evaluation_due,
-            host=start.host,
         )
         self._reached = underway = _Underway(**vars(restored), saver=saver, controller=controller)
         return underway
@@ -443,8 +442,7 @@ class _Run:
             is_ours = isinstance(self._reached, _Restored) or not isinstance(told, UsageError)
             raise
         finally:
-            for action in self._actions:
-                action.close()
+            base.tell(self._actions, base.Event.CLOSE)
             if not self._order.trains or not is_ours or self._is_over or self._held.ask():
                 # Summary and report tell of the training, which may even be going on beside an evaluation.
                 self._reporter.close()

@@ -16,6 +16,7 @@ from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action
 from launcher.run.controller import Controller
 from launcher.run.loop import Loop
+from launcher.run.start.starting_point import StartingPoint
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ def controller(made, model_dir: Path, **options):
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     made_controller = Controller(
         made,
+        StartingPoint(),
         saver=Saver(checkpoints, warn=reporter.note, **options),
         reporter=reporter,
         stopwatch=Stopwatch(),

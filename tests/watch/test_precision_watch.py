@@ -19,6 +19,7 @@ from launcher.reporting.summary import Stopwatch
 from launcher.run import session
 from launcher.run.actions.base import SampleGradients
 from launcher.run.controller import Controller
+from launcher.run.start.starting_point import StartingPoint
 from launcher.step.precision import FixedLossScale
 from launcher.watch.precision_watch import PrecisionWatch, Watch
 
@@ -136,8 +137,8 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
     made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
     sampling = session.watch(made)
     loop = Controller(
-        made, saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(), evaluate=False,
-        actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
+        made, StartingPoint(), saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(),
+        evaluate=False, actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
     )  # fmt: skip
     loop.prepare()
     loop.train()

@@ -1,12 +1,11 @@
-"""What a run does at its events beside training: each an `Action` that the Controller tells, and knows no more of."""
+"""Actions: what a run does at its events beside training, which the Controller tells, and knows no more of."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import enum
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from launcher.config import gin_used
 from launcher.machine import compile_cache
@@ -14,18 +13,70 @@ from launcher.reporting import run_folder, strict_json
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.step.flops import Flops
-from launcher.step.trainer import StepRecords, Trainer
+from launcher.step.trainer import Trainer
 from launcher.watch.precision_watch import Watch
 from launcher.worker import drill
 from launcher.worker.progress import Progress
 
-Event = dict[str, Any]
+Row = dict[str, Any]
+"""A log event: what a line of metrics.jsonl has of a training or an evaluation."""
 Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 """`with phase("compile"):` tells all actions and the stopwatch what takes the time inside."""
 
 
+class Event(enum.Enum):
+    """What a run tells its actions, each by the name of the method that answers it, in this order.
+
+    | Event | It is told | It answers |
+    |---|---|---|
+    | `goes_on()` | this attempt evaluates before its first step: an earlier one was stopped in the middle of that | |
+    | `begins(phase, step)` | "compile", "train", "evaluate" or "checkpoint" begins after `step` steps | |
+    | `steps_until_due(step)` | a loop of steps is about to be chosen | steps after which it must end; None for any |
+    | `before_steps()` | the next loop of steps is about to start | |
+    | `took(records)` | it has ended; the `StepRecords` of what happened in each step | |
+    | `after_first_step()` | the first step of this process was taken: everything is traced and used | |
+    | `error(step)` | loops have ended after `step` steps, which are logged next | why the run must not go on, or None |
+    | `before_log(row)` | a row of the training is about to be reported: it may be added to | |
+    | `on_log(row)` | a row of the training was reported | |
+    | `after_steps(step, phase)` | what was due after `step` steps was logged; `phase` is a `Phase` | |
+    | `ends_after(step)` | nothing is evaluated or saved yet after `step` | whether it is the run's last one |
+    | `wants_evaluation(step)` | an evaluation is due, and the run does not end | whether it is to be made |
+    | `before_evaluation(step)` | an evaluation begins after `step` steps | |
+    | `before_evaluation_batch(index)` | a batch of it begins; `every_evaluation_batch` only | |
+    | `after_evaluation_batch(index, metrics)` | it has ended; `metrics()` gives those of the batches so far | |
+    | `on_evaluation(row)` | an evaluation was reported | |
+    | `before_saving(step)` | all that is due after `step` was reported, and nothing saved yet | whether the run ends |
+    | `state()` | a checkpoint is about to be written | uint8 vectors by name, for it to hold |
+    | `why_ended()` | somebody asks | why this action has ended the run, also in an earlier attempt; "" if not |
+    | `summary()` | summary.json is about to be written | what it says of this action, by name |
+    | `close()` | the run ends, whatever ends it; its summary and report are about to be written | |
+    """
+
+    GOES_ON = "goes_on"
+    BEGINS = "begins"
+    STEPS_UNTIL_DUE = "steps_until_due"
+    BEFORE_STEPS = "before_steps"
+    TOOK = "took"
+    AFTER_FIRST_STEP = "after_first_step"
+    ERROR = "error"
+    BEFORE_LOG = "before_log"
+    ON_LOG = "on_log"
+    AFTER_STEPS = "after_steps"
+    ENDS_AFTER = "ends_after"
+    WANTS_EVALUATION = "wants_evaluation"
+    BEFORE_EVALUATION = "before_evaluation"
+    BEFORE_EVALUATION_BATCH = "before_evaluation_batch"
+    AFTER_EVALUATION_BATCH = "after_evaluation_batch"
+    ON_EVALUATION = "on_evaluation"
+    BEFORE_SAVING = "before_saving"
+    STATE = "state"
+    WHY_ENDED = "why_ended"
+    SUMMARY = "summary"
+    CLOSE = "close"
+
+
 class Action:
-    """Told of a run's events, in their order; a subclass answers those that it is about.
+    """What happens at a run's events beside training; a subclass has a method for each `Event` that it is about.
 
     Whatever it raises ends the run. All workers are told of the same events after the same steps.
     """
@@ -37,89 +88,25 @@ class Action:
     every_evaluation_batch = False
     """Whether this action is told of the batches of evaluations, each of which is then a loop of its own."""
 
-    def begins(self, phase: str, step: int) -> None:
-        """A phase, "compile", "train", "evaluate" or "checkpoint", begins after `step` steps."""
 
-    def before_steps(self) -> None:
-        """The next loop of steps is about to start."""
-
-    def after_first_step(self) -> None:
-        """The first step of this process was taken: everything has been traced and used."""
-
-    def steps_until_due(self, step: int) -> int | None:
-        """After how many more steps a loop must end for this action; None for no loop of its own."""
-
-    def took(self, records: StepRecords) -> None:
-        """A loop of steps has ended; what happened in each of them."""
-
-    def after_steps(self, step: int, phase: Phase) -> None:
-        """A loop of steps has ended and was logged, if that was due."""
-
-    def before_log(self, event: Event) -> None:
-        """A log event of the training is about to be reported, and this action may add what it has measured."""
-
-    def on_log(self, event: Event) -> None:
-        """A log event of the training was reported."""
-
-    def ends_after(self, step: int) -> bool:
-        """Whether `step`, after which nothing has been evaluated or saved, is to be the run's last one."""
-        return False
-
-    def wants_evaluation(self, step: int) -> bool:
-        """Whether the evaluation that is due after `step` is to be made, where the run does not end."""
-        return True
-
-    def before_evaluation(self, step: int) -> None:
-        """An evaluation begins after `step` steps."""
-
-    def before_evaluation_batch(self, index: int) -> None:
-        """A batch of the evaluation begins; `every_evaluation_batch` only."""
-
-    def after_evaluation_batch(self, index: int, metrics: Callable[[], Mapping[str, float]]) -> None:
-        """It has ended; `metrics()` gives loss and metrics of the evaluation's batches so far."""
-
-    def goes_on(self) -> None:
-        """Before its first step this attempt evaluates, as an earlier one was stopped in the middle of that."""
-
-    def on_evaluation(self, event: Event) -> None:
-        """An evaluation was reported."""
-
-    def before_saving(self, step: int) -> bool:
-        """All that is due after `step` was reported, and nothing saved yet; whether the run is to end here."""
-        return False
-
-    def error(self, step: int) -> Exception | None:
-        """Why the run must not go on after `step` steps, once these are logged; None if it may."""
-        return None
-
-    def why_ended(self) -> str:
-        """Why this action has ended the run, also in an earlier attempt; "" if it has not."""
-        return ""
-
-    def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint holds of this action, uint8 vectors by name."""
-        return {}
-
-    def summary(self) -> dict[str, Any]:
-        """What summary.json says of this action."""
-        return {}
-
-    def close(self) -> None:
-        """The run ends, whatever ends it; its summary and report are about to be written."""
+def tell(actions: Iterable[Action], event: Event, *arguments: Any) -> list[Any]:
+    """Tells actions of an event, in their order; returns what those answer that are about it."""
+    methods = [getattr(action, event.value, None) for action in actions]
+    return [method(*arguments) for method in methods if method is not None]
 
 
 @dataclasses.dataclass
 class LastEvents(Action):
     """The last log events of a run, which its summary shows."""
 
-    train: Event = dataclasses.field(default_factory=dict)
-    evaluation: Event = dataclasses.field(default_factory=dict)
+    train: Row = dataclasses.field(default_factory=dict)
+    evaluation: Row = dataclasses.field(default_factory=dict)
 
-    def on_log(self, event: Event) -> None:
-        self.train = event
+    def on_log(self, row: Row) -> None:
+        self.train = row
 
-    def on_evaluation(self, event: Event) -> None:
-        self.evaluation = event
+    def on_evaluation(self, row: Row) -> None:
+        self.evaluation = row
 
 
 class SealCompileCache(Action):
@@ -131,7 +118,7 @@ class SealCompileCache(Action):
     def after_first_step(self) -> None:
         compile_cache.seal_new(self._folder)
 
-    def on_evaluation(self, event: Event) -> None:
+    def on_evaluation(self, row: Row) -> None:
         compile_cache.seal_new(self._folder)
 
 
@@ -162,11 +149,11 @@ class RecordAttempt(Action):
     def after_first_step(self) -> None:
         self._file.at(self._first_step)
 
-    def on_log(self, event: Event) -> None:
-        self._file.at(event["step"], often=True)
+    def on_log(self, row: Row) -> None:
+        self._file.at(row["step"], often=True)
 
-    def on_evaluation(self, event: Event) -> None:
-        self._file.at(event["step"])
+    def on_evaluation(self, row: Row) -> None:
+        self._file.at(row["step"])
 
 
 class DrillFault(Action):
@@ -190,14 +177,14 @@ class MeasureFlops(Action):
     def after_first_step(self) -> None:
         self._of_step = self._trainer.matrix_flops()
 
-    def before_log(self, event: Event) -> None:
-        if self._of_step is None or "examples_per_second" not in event:
+    def before_log(self, row: Row) -> None:
+        if self._of_step is None or "examples_per_second" not in row:
             return
-        steps_per_second = event["examples_per_second"] / self._trainer.config.global_batch_size
+        steps_per_second = row["examples_per_second"] / self._trainer.config.global_batch_size
         replicas = self._trainer.num_replicas
-        event["flops_per_second"] = self._of_step.hardware * replicas * steps_per_second
+        row["flops_per_second"] = self._of_step.hardware * replicas * steps_per_second
         if self._peak is not None:
-            event["mfu"] = self._of_step.model * steps_per_second / self._peak
+            row["mfu"] = self._of_step.model * steps_per_second / self._peak
 
 
 class SampleGradients(Action):

@@ -12,7 +12,7 @@ import numpy as np
 
 from launcher.config.bound_types import check_least
 from launcher.reporting.run_folder import LOW_IS_BEST
-from launcher.run.actions.base import Action, Event
+from launcher.run.actions.base import Action, Row
 
 _STATE = "early_stopping"
 
@@ -60,8 +60,8 @@ class StopEarly(Action):
             if found.pop("metric") == self._metric:
                 self._step, self._best_step, self._best, self._worse = found.values()
 
-    def on_evaluation(self, event: Event) -> None:
-        step, value = event["step"], float(event[self._metric])
+    def on_evaluation(self, row: Row) -> None:
+        step, value = row["step"], float(row[self._metric])
         if step <= self._step:
             return  # the same one again, of a run that had ended
         self._step = step

@@ -20,7 +20,7 @@ from launcher.data.pipeline import steps_per_epoch
 from launcher.errors import UsageError, user_code
 from launcher.optimizers import own_methods
 from launcher.run.actions import callback_state
-from launcher.run.actions.base import Action, Event, Phase
+from launcher.run.actions.base import Action, Phase, Row
 from launcher.run.session import Session
 from launcher.run.start.starting_point import StartingPoint
 from launcher.run.start.value_text import text_of
@@ -166,9 +166,9 @@ class KerasCallbacks(Action):
         if self._listens:
             self._call("on_test_batch_end", index, logs=dict(metrics()))
 
-    def on_evaluation(self, event: Event) -> None:
+    def on_evaluation(self, row: Row) -> None:
         if self._listens:
-            logs = {name: value for name, value in event.items() if name not in ("step", "examples")}
+            logs = {name: value for name, value in row.items() if name not in ("step", "examples")}
             logs = {name: value for name, value in logs.items() if f"val_{name}" not in self._task.untold}
             self._evaluation = {f"val_{name}": value for name, value in logs.items()}
             self._call("on_test_end", logs)

@@ -18,7 +18,7 @@ import numpy as np
 
 from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.errors import TrainingError
-from launcher.run.actions.base import Action, Event
+from launcher.run.actions.base import Action, Row
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords, Trainer
@@ -87,7 +87,7 @@ class Rewind(Exception):
       checkpoints: how many to go back, of those before that step.
     """
 
-    def __init__(self, record: Event, *, before: int, checkpoints: int):
+    def __init__(self, record: Row, *, before: int, checkpoints: int):
         super().__init__(record["what"])
         self.record = record
         self.before = before
@@ -110,7 +110,7 @@ class SpikeDetector(Action):
         *,
         rewinds: Sequence[Mapping[str, Any]],
         note: Callable[[str], None],
-        report: Callable[[Event], None],
+        report: Callable[[Row], None],
         state: Mapping[str, np.ndarray],
     ):
         self._rule, self._trainer = rule, trainer
@@ -168,24 +168,24 @@ class SpikeDetector(Action):
         was_in_spike, self._in_spike = self._in_spike, not is_finite or any(above) or skipped
         if self._in_spike:
             self._count += 1
-            event = {"loss": loss, "gradient_norm": norm, "what": self._what(loss, norm), "action": self._rule.action}
-            self._act(step, event, is_told=not is_finite or was_in_spike)
+            row = {"loss": loss, "gradient_norm": norm, "what": self._what(loss, norm), "action": self._rule.action}
+            self._act(step, row, is_told=not is_finite or was_in_spike)
         if is_finite:
             for past, value in zip(self._values, (loss, norm), strict=True):
                 past.append(float(value))
 
-    def _act(self, step: int, event: Event, *, is_told: bool) -> None:
+    def _act(self, step: int, row: Row, *, is_told: bool) -> None:
         """Does what the rule says; `is_told`: of the skipped step, or that a spike goes on, there is a note already."""
-        rule, what = self._rule, event["what"]
+        rule, what = self._rule, row["what"]
         if rule.action == "rewind" and len(self._rewinds) < rule.max_rewinds:
             first = max(1, step - rule.skip_batches // 2)
             batch_of = self._trainer.left_out.batch_of
             left_out = [batch_of(first), batch_of(first + rule.skip_batches - 1)]
-            record = {"step": step, **event, "left_out": left_out}
+            record = {"step": step, **row, "left_out": left_out}
             self._error = Rewind(record, before=first, checkpoints=rule.rewind_checkpoints)
             return
-        self._report({"step": step, **event})
-        if rule.action == "skip" and math.isfinite(event["loss"]) and math.isfinite(event["gradient_norm"]):
+        self._report({"step": step, **row})
+        if rule.action == "skip" and math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
             self._note(f"step {step} skipped: {what}")
         elif rule.action in ("note", "skip") and not is_told:
             self._note(f"step {step}: {what}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.run.actions.base import Action, Event
+from launcher.run.actions.base import Action, Row
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.worker.progress import Progress
 
@@ -41,14 +41,14 @@ class WorkerTimes(Action):
         self._steps += len(records.loss)
         self._waited += float(records.input_wait_seconds.sum())
 
-    def before_log(self, event: Event) -> None:
+    def before_log(self, row: Row) -> None:
         if not self._steps:
             return
         own = self._trainer.own_seconds or 0.0
         found = self._trainer.workers.gather([own - self._own_before, self._waited], **self._place)
         self._all_steps += self._steps
         self._totals += found
-        event.update(self._watch.observe(found / self._steps, event["step"]))
+        row.update(self._watch.observe(found / self._steps, row["step"]))
         self._tell.straggler = self._watch.slow
         self._steps, self._waited, self._own_before = 0, 0.0, own
 

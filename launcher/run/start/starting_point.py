@@ -44,7 +44,7 @@ class StartingPoint:
       best: what the run has to beat.
       notes: what a person should know of how it goes on.
       listing: what was done with each weight of `StartFrom.path`; of the process that read it.
-      host: what actions had in the checkpoint, see `launcher.run.actions.base.Action.state`.
+      host: what actions had in the checkpoint, see `launcher.run.actions.base.Event`.
       rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
       data: the training data that it had, as `pipeline.described` says; None where that is not recorded.
     """
