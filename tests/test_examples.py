@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,29 @@ def test_a_program_trains_on_every_topology(program, topology, published, run_la
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["exit_code"] == 0
     assert summary["num_replicas"] == (2 if topology else 1)
+
+
+STEP_BY_HAND = """
+import launcher, step_by_hand as hand
+from launcher.reporting.metrics_file import read_events
+from launcher.step.precision import DynamicLossScale
+
+hand.loss_scale.assign(2.0**22)
+losses = hand.train(20)
+run = launcher.fit(
+    hand.build,
+    (hand.images[:1280], hand.labels[:1280]),
+    **dict(batch_size=64, shuffle=False, strategy=hand.strategy, log_every=1, verbose=0, model_dir="run"),
+    loss_scale=DynamicLossScale(initial_scale=2.0**22),
+)
+events = [event for event in read_events(run.model_dir) if event["split"] == "train"]
+assert [event["loss"] for event in events] == losses
+assert 0 < events[-1]["skipped_steps"] < 10, events[-1]
+for weight, by_hand in zip(run.model.get_weights(), hand.model.get_weights()):
+    assert (weight == by_hand).all()
+"""
+
+
+def test_the_step_by_hand_is_the_step_that_trains_bit_for_bit_also_after_overflows(tmp_path):
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples")])}
+    subprocess.run([sys.executable, "-c", STEP_BY_HAND], cwd=tmp_path, env=environ, check=True)

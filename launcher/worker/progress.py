@@ -153,7 +153,7 @@ def make_files(progress_file: Path, error_file: Path) -> None:
 def install_stack_dump(environ: Mapping[str, str]) -> None:
     """Lets SIGUSR1 print the Python stacks of all threads to stderr, under a supervisor, and other warnings do nothing.
 
-    A scheduler's warning may come to every process of a step, as Slurm's does without `B:`. The supervisor hears it, too.
+    A scheduler's warning may reach every process of a step, as Slurm's does without `B:`: the supervisor has it, too.
 
     The dump is made in the signal's C handler, so it also comes from a process whose main thread never returns to
     Python. To be called before the first report: the supervisor sends the signal only to those who reported.
