@@ -112,11 +112,7 @@ def figures(where, compilation) -> dict[str, float]:
     costs = where.count(module, before)
     memory = hbm.account(compilation, module, argument_names=[], result_names=[], available=where.memory_bytes.value)
     run = [one for computation in module.computations.values() for one in computation.instructions.values()]
-    cycles = sum(
-        times * (one.cycles or 0)
-        for computation, times in executed(module)
-        for one in computation.instructions.values()
-    )
+    cycles = sum(times * (one.cycles or 0) for one, times in executed(module.entry))
     return {
         "matrix_tflop": round(costs.flops / 1e12, 4),
         "memory_gb": round(costs.hbm_bytes / 1e9, 3),

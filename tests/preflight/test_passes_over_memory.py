@@ -46,8 +46,7 @@ def test_the_mask_of_heads_that_share_keys_is_not_copied_for_each(compiled, tmp_
     )  # fmt: skip
     masks = [
         one
-        for computation, _ in costs.executed(module)
-        for one in computation.instructions.values()
+        for one, _ in costs.executed(module.entry)
         if one.opcode in ("copy", "broadcast")
         and any(shape.dtype == "pred" and shape.elements >= rows * length**2 for shape in one.shapes)
     ]

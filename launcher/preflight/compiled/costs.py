@@ -16,6 +16,7 @@ import numpy as np
 from launcher.preflight.compiled import hlo_protos
 from launcher.preflight.compiled import kernels as kernels_lib
 from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
+from launcher.preflight.compiled.kernels import AttentionKernel
 from launcher.preflight.compiled.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -45,7 +46,7 @@ _APPLIES = {
     "all-reduce-start", "reduce-scatter",
 }  # fmt: skip
 _WORTH_NAMING = 0.001  # share of the HBM traffic of an operation without an estimate
-_LANES, _SUBLANES = 128, 8
+_SUBLANES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class Costs:
     @property
     def biggest_convolution(self) -> int:
         """Bytes of its operands and result; 0 without any."""
-        return max((one.bytes for one in self.matrix_ops if one.is_convolution), default=0)
+        return max((each.bytes for each in self.matrix_ops if each.is_convolution), default=0)
 
 
 def count(module: Module) -> Costs:
@@ -164,64 +165,62 @@ def count(module: Module) -> Costs:
     chains: dict[str, Collective] = {}
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    kernels: list[tuple[Instruction, kernels_lib.AttentionKernel | None]] = []
+    kernels: list[tuple[Instruction, AttentionKernel | None]] = []
     unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
-    beside = {
-        name
-        for computation in module.computations.values()
-        for one in computation.instructions.values()
-        if one.opcode == "async-start"
-        for name in one.called
-    }
-    for computation, times in executed(module):
-        for one in computation.instructions.values():
-            inside = list(_with_fused(module, computation, one))
-            products = [_matrix_op(at, each, times) for at, each in inside if each.opcode in ("convolution", "dot")]
-            of_kernel = kernels_lib.attention(computation, one)
-            if of_kernel is not None:
-                products.append(_of_kernel(one, of_kernel, times))
-            if kernels_lib.is_kernel(one):
-                kernels.append((one, of_kernel))
-            matrix_ops += products
-            moved = times * _hbm_bytes(module, computation, one)
-            hbm_bytes += moved
-            if one.cycles is not None or not (computation.name in beside or _runs_beside(one)):
-                named = (each.source for _, each in reversed(inside) if each.source.op_name)
-                operation = Operation(
-                    source=one.source if one.source.op_name else next(named, one.source),
-                    opcode=one.opcode,
-                    cycles=None if one.cycles is None else times * one.cycles,
-                    flops=sum(product.flops for product in products),
-                    hbm_bytes=moved,
-                    exponentials=times * of_kernel.exponentials if of_kernel else 0.0,
-                )
-                operations.append((one, operation))
-            unknown_loops += one.opcode == "while" and turns(module, computation, one) is None
-            for at, each in inside:
-                if each.opcode.removesuffix("-start") in _COLLECTIVES:
-                    moved_once = _collective(at, each, times, waits=at.name not in beside)
-                    chain = each.proto.frontend_attributes.map.get(_CHAIN)
-                    known = chains.get(chain, moved_once) if chain else moved_once
-                    chains[chain or f"alone {len(chains)}"] = min(known, moved_once, key=lambda one: one.times)
-                if _is_host_transfer(each):
-                    host.append(each)
-                if any(shape.dynamic for shape in each.shapes) and each.opcode != "get-tuple-element":
-                    dynamic.append(each)
+    everything = [each for computation in module.computations.values() for each in computation.instructions.values()]
+    beside = {called for each in everything if each.opcode == "async-start" for called in each.called}
+    for instruction, times in executed(module.entry):
+        inside = list(_with_fused(instruction))
+        products = [_matrix_op(each, times) for each in inside if each.opcode in ("convolution", "dot")]
+        kernel = kernels_lib.attention(instruction)
+        if kernel is not None:
+            products.append(_of_kernel(instruction, kernel, times))
+        if kernels_lib.is_kernel(instruction):
+            kernels.append((instruction, kernel))
+        matrix_ops += products
+        moved = times * _hbm_bytes(instruction)
+        hbm_bytes += moved
+        cycles = instruction.cycles
+        if cycles is not None or not (instruction.computation in beside or _runs_beside(instruction)):
+            named = (each.source for each in (instruction, *reversed(inside)) if each.source.op_name)
+            operation = Operation(
+                source=next(named, instruction.source),
+                opcode=instruction.opcode,
+                cycles=None if cycles is None else times * cycles,
+                flops=sum(product.flops for product in products),
+                hbm_bytes=moved,
+                exponentials=times * kernel.exponentials if kernel else 0.0,
+            )
+            operations.append((instruction, operation))
+        unknown_loops += instruction.opcode == "while" and turns(instruction) is None
+        for each in inside:
+            if each.opcode.removesuffix("-start") in _COLLECTIVES:
+                collective = _collective(each, times, waits=each.computation not in beside)
+                chain = each.proto.frontend_attributes.map.get(_CHAIN) or f"alone {len(chains)}"
+                chains[chain] = min(chains.get(chain, collective), collective, key=lambda known: known.times)
+            if _is_host_transfer(each):
+                host.append(each)
+            if any(shape.dynamic for shape in each.shapes) and each.opcode != "get-tuple-element":
+                dynamic.append(each)
     least = _WORTH_NAMING * hbm_bytes
     weighty = [
-        (one, each) for one, each in operations if each.cycles is not None or _matters(one) or each.hbm_bytes > least
+        operation
+        for instruction, operation in operations
+        if operation.cycles is not None or _matters(instruction) or operation.hbm_bytes > least
     ]
-    unknown = [one for one, each in weighty if each.cycles is None]
-    told, hidden = len(weighty) > len(unknown), any(known is None and one.cycles is None for one, known in kernels)
+    unknown = sum(operation.cycles is None for operation in weighty)
+    told = len(weighty) > unknown
+    hidden = any(kernel is None and call.cycles is None for call, kernel in kernels)
+    known = [kernel for _, kernel in kernels if kernel is not None]
     return Costs(
-        flops=sum(one.flops for one in matrix_ops),
+        flops=sum(product.flops for product in matrix_ops),
         hbm_bytes=hbm_bytes,
-        operations=tuple(each for _, each in weighty) if told and not hidden else (),
-        unestimated=len(unknown) if told else 0,
-        kernels=sum(known is None for _, known in kernels),
-        attention_kernels=sum(known is not None for _, known in kernels),
-        library_kernels=sum(known is not None and known.is_library for _, known in kernels),
+        operations=tuple(weighty) if told and not hidden else (),
+        unestimated=unknown if told else 0,
+        kernels=len(kernels) - len(known),
+        attention_kernels=len(known),
+        library_kernels=sum(kernel.is_library for kernel in known),
         matrix_ops=tuple(matrix_ops),
         collectives=tuple(chains.values()),
         host_transfers=tuple(host),
@@ -230,65 +229,57 @@ def count(module: Module) -> Costs:
     )
 
 
-def _is_free(one: Instruction) -> bool:
-    return one.opcode in FREE or one.target in _FREE_TARGETS
+def _is_free(instruction: Instruction) -> bool:
+    return instruction.opcode in FREE or instruction.target in _FREE_TARGETS
 
 
-def _runs_beside(one: Instruction) -> bool:
+def _runs_beside(instruction: Instruction) -> bool:
     """Whether the cost model has no cycles for operations like it, as they are free or run beside others."""
-    moves = one.opcode in _COLLECTIVES or any(name.startswith(_REDUCE_SCATTER) for name in one.called)
-    return _is_free(one) or moves or one.opcode.endswith(("-start", "-done"))
+    opcode = instruction.opcode
+    moves = opcode in _COLLECTIVES or any(called.name.startswith(_REDUCE_SCATTER) for called in instruction.called)
+    return _is_free(instruction) or moves or opcode.endswith(("-start", "-done"))
 
 
-def _matters(one: Instruction) -> bool:
+def _matters(instruction: Instruction) -> bool:
     """Whether an operation may take any time, however little it reads."""
-    known = one.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in one.config
-    return known or kernels_lib.is_kernel(one)
+    known = instruction.opcode in ("convolution", "dot", "fusion") or "estimated_cycles" in instruction.config
+    return known or kernels_lib.is_kernel(instruction)
 
 
-def executed(
-    module: Module, computation: Computation | None = None, times: int = 1
-) -> Iterator[tuple[Computation, int]]:
-    """Computations whose instructions the device steps through, with how often; not those inside fusions.
+def executed(computation: Computation, times: int = 1) -> Iterator[tuple[Instruction, int]]:
+    """Instructions that the device steps through, with how often; not those inside fusions.
 
-    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken. Begins with
-    the entry, or with a `computation` that is executed `times` times.
+    A loop whose turns are not known is taken to turn once, all branches of a conditional to be taken.
+
+    Args:
+      computation: the one to begin with, most often a module's entry, which is executed `times` times.
     """
-    computation = module.entry if computation is None else computation
-    yield computation, times
-    for one in computation.instructions.values():
-        inside = times * (turns(module, computation, one) or 1) if one.opcode == "while" else times
-        for name in () if one.opcode in _APPLIES else one.called:
-            yield from executed(module, module.computations[name], inside)
+    instructions = computation.instructions.values()
+    yield from ((each, times) for each in instructions)
+    for each in instructions:
+        inside = times * (turns(each) or 1) if each.opcode == "while" else times
+        for called in () if each.opcode in _APPLIES else each.called:
+            yield from executed(called, inside)
 
 
-def _with_fused(
-    module: Module, computation: Computation, one: Instruction, fused: bool = False
-) -> Iterator[tuple[Computation, Instruction]]:
-    """An instruction of a computation and, of a fusion, those inside."""
-    yield computation, one
-    if one.opcode == "fusion" or (fused and one.opcode not in _APPLIES):
-        for name in one.called:
-            inner = module.computations[name]
-            for each in inner.instructions.values():
-                yield from _with_fused(module, inner, each, fused=True)
-
-
-def _operand(computation: Computation, one: Instruction, index: int) -> Array:
-    return computation.instructions[one.operands[index]].shapes[0]
+def _with_fused(instruction: Instruction, fused: bool = False) -> Iterator[Instruction]:
+    """An instruction and, of a fusion, those inside."""
+    yield instruction
+    if instruction.opcode == "fusion" or (fused and instruction.opcode not in _APPLIES):
+        for called in instruction.called:
+            for each in called.instructions.values():
+                yield from _with_fused(each, fused=True)
 
 
 # ---------------------------------------------------------------------------------------------------- matrix products
 
 
-def _matrix_op(computation: Computation, one: Instruction, times: int) -> MatrixOp:
-    left, right, out = _operand(computation, one, 0), _operand(computation, one, 1), one.shapes[0]
-    if one.opcode == "dot":
-        flops, columns, sizes = _product(one, left, right, out)
-    else:
-        flops, columns, sizes = _convolution(one, left, right, out)
+def _matrix_op(instruction: Instruction, times: int) -> MatrixOp:
+    (left, right), (out,) = (operand.shapes[0] for operand in instruction.operands), instruction.shapes
+    count_flops = _product if instruction.opcode == "dot" else _convolution
+    flops, columns, sizes = count_flops(instruction.proto, left, right, out)
     return MatrixOp(
-        source=one.source,
+        source=instruction.source,
         flops=flops * times,
         contracted=max(1, round(flops / 2 / max(1, out.elements))),
         columns=columns,
@@ -296,20 +287,20 @@ def _matrix_op(computation: Computation, one: Instruction, times: int) -> Matrix
         dtypes=(left.dtype, right.dtype),
         sizes=sizes,
         bytes=left.bytes + right.bytes + out.bytes,
-        full_precision=hlo_protos.HIGHEST in one.proto.precision_config.operand_precision,
-        is_convolution=one.opcode == "convolution",
+        full_precision=hlo_protos.HIGHEST in instruction.proto.precision_config.operand_precision,
+        is_convolution=instruction.opcode == "convolution",
     )
 
 
-def _of_kernel(one: Instruction, kernel: kernels_lib.AttentionKernel, times: int) -> MatrixOp:
+def _of_kernel(call: Instruction, kernel: AttentionKernel, times: int) -> MatrixOp:
     rows, width, keys = kernel.sizes
     sizes: dict[str, Any] = {"contracted": width, "columns": keys, "rows": rows, "sizes": kernel.sizes}
-    return MatrixOp(source=one.source, flops=kernel.flops * times, dtypes=kernel.dtypes, **sizes)
+    return MatrixOp(source=call.source, flops=kernel.flops * times, dtypes=kernel.dtypes, **sizes)
 
 
-def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
+def _product(proto: Any, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
     """FLOPs, columns and sizes of a matrix product."""
-    axes = one.proto.dot_dimension_numbers
+    axes = proto.dot_dimension_numbers
     contracted = math.prod(left.dims[axis] for axis in axes.lhs_contracting_dimensions)
     taken = [*axes.rhs_contracting_dimensions, *axes.rhs_batch_dimensions]
     columns = right.elements // math.prod(right.dims[axis] for axis in taken)
@@ -318,10 +309,10 @@ def _product(one: Instruction, left: Array, right: Array, out: Array) -> tuple[f
     return 2.0 * out.elements * contracted, columns, (rows, contracted, columns)
 
 
-def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
+def _convolution(proto: Any, left: Array, right: Array, out: Array) -> tuple[float, int, tuple[int, ...]]:
     """FLOPs as XLA's HloCostAnalysis counts them, where the kernel meets padding or holes none; columns and sizes."""
-    axes, valid = one.proto.convolution_dimension_numbers, 1
-    for place, along in enumerate(one.proto.window.dimensions):
+    axes, valid = proto.convolution_dimension_numbers, 1
+    for place, along in enumerate(proto.window.dimensions):
         valid *= valid_positions(
             size=left.dims[axes.input_spatial_dimensions[place]],
             kernel=right.dims[axes.kernel_spatial_dimensions[place]],
@@ -334,7 +325,7 @@ def _convolution(one: Instruction, left: Array, right: Array, out: Array) -> tup
     inputs, columns = (
         right.dims[axis] for axis in (axes.kernel_input_feature_dimension, axes.kernel_output_feature_dimension)
     )
-    batch = left.dims[axes.input_batch_dimension] // (one.proto.batch_group_count or 1)
+    batch = left.dims[axes.input_batch_dimension] // (proto.batch_group_count or 1)
     return 2.0 * batch * inputs * columns * valid, columns, (batch, inputs, columns)
 
 
@@ -351,81 +342,82 @@ def valid_positions(
 # -------------------------------------------------------------------------------------------------------- HBM traffic
 
 
-def _hbm_bytes(module: Module, computation: Computation, one: Instruction) -> int:
-    if _is_free(one) or one.opcode.endswith("-done"):
+def _hbm_bytes(instruction: Instruction) -> int:
+    opcode, operands, shapes = instruction.opcode, instruction.operands, instruction.shapes
+    if _is_free(instruction) or opcode.endswith("-done"):
         return 0
-    if one.opcode.endswith("-start"):
+    if opcode.endswith("-start"):
         # Its result is both ends of the move, of which one may be the whole of what only a part is taken from.
-        ends = one.shapes[:2] if len(one.shapes) > 1 else (*one.shapes, *one.shapes)
+        ends = shapes[:2] if len(shapes) > 1 else (*shapes, *shapes)
         return min(end.padded_bytes for end in ends) * len(_in_hbm(ends))
-    if one.opcode in _CHANGED:
-        part = _operand(computation, one, _CHANGED[one.opcode])
-        return part.padded_bytes * len(_in_hbm([part, *one.shapes]))
-    if one.opcode in _PARTIAL_READS:
-        (part,) = one.shapes
-        return part.padded_bytes * len(_in_hbm([_operand(computation, one, 0), part]))
-    if one.opcode == "custom-call" and not kernels_lib.reads_all(computation, one):
+    if opcode in _CHANGED:
+        part = operands[_CHANGED[opcode]].shapes[0]
+        return part.padded_bytes * len(_in_hbm([part, *shapes]))
+    if opcode in _PARTIAL_READS:
+        (part,) = shapes
+        return part.padded_bytes * len(_in_hbm([operands[0].shapes[0], part]))
+    if opcode == "custom-call" and not kernels_lib.reads_all(instruction):
         # Of which its operands are more than it may read; a result may be one of them, changed in parts.
-        return 0 if one.called or one.proto.output_operand_aliasing else _written(None, one)
-    fused = module.computations[one.called[0]] if one.opcode == "fusion" else None
+        return 0 if instruction.called or instruction.proto.output_operand_aliasing else _written(None, instruction)
+    fused = instruction.called[0] if opcode == "fusion" else None
     read = 0
-    for place, name in enumerate(one.operands):
-        operand = computation.instructions.get(name)
-        if operand is None or operand.opcode == "constant":
+    for place, operand in enumerate(operands):
+        if operand.opcode == "constant":
             continue
-        whole = sum(shape.padded_bytes for shape in _in_hbm(operand.shapes))
+        whole = _padded_bytes(operand)
         parameter = fused.parameters.get(place) if fused else None
-        read += min(whole, _read(module, fused, parameter.name)) if fused and parameter and whole else whole
-    return read + _written(fused, one)
+        read += min(whole, _read(parameter)) if parameter and whole else whole
+    return read + _written(fused, instruction)
 
 
 def _in_hbm(shapes: Sequence[Array]) -> list[Array]:
     return [shape for shape in shapes if shape.space == HBM]
 
 
-def _read(module: Module, fused: Computation, name: str) -> int:
+def _padded_bytes(instruction: Instruction) -> int:
+    return sum(shape.padded_bytes for shape in _in_hbm(instruction.shapes))
+
+
+def _read(value: Instruction) -> int:
     """Bytes of a value inside a fusion that are read, when all that is done is to take or change parts of it; else more
     than there are.
     """
     everything = 1 << 62
-    users = fused.users.get(name, [])
-    total = 0 if users else everything
-    for user in users:
+    total = 0 if value.users else everything
+    for user in value.users:
         if user.opcode == "fusion":
-            inner = module.computations[user.called[0]]
-            places = [place for place, operand in enumerate(user.operands) if operand == name]
-            total += sum(_read(module, inner, inner.parameters[place].name) for place in places)
+            inner = user.called[0].parameters
+            total += sum(_read(inner[place]) for place, operand in enumerate(user.operands) if operand is value)
         elif user.opcode == "bitcast":
-            total += _read(module, fused, user.name)
-        elif user.operands.index(name) or user.operands.count(name) > 1:
+            total += _read(user)
+        elif user.operands.index(value) or user.operands.count(value) > 1:
             return everything
         elif user.opcode in _PARTIAL_READS:
             total += sum(shape.padded_bytes for shape in user.shapes)
         elif user.opcode == "scatter":  # what is there and what comes there are put together
-            total += _operand(fused, user, _CHANGED[user.opcode]).padded_bytes
+            total += user.operands[_CHANGED[user.opcode]].shapes[0].padded_bytes
         elif user.opcode not in _CHANGED:
             return everything
     return total
 
 
-def _written(fused: Computation | None, one: Instruction) -> int:
+def _written(fused: Computation | None, instruction: Instruction) -> int:
     """Bytes of an instruction's results that it writes; of what a fusion changes in place, only the parts."""
     if fused is not None:
-        root = fused.root
-        results = [fused.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
-        if len(results) == len(one.shapes):
-            pairs = zip(one.shapes, results, strict=True)
-            return sum(_made(fused, made, shape.padded_bytes) for shape, made in pairs if shape.space == HBM)
-    return sum(shape.padded_bytes for shape in _in_hbm(one.shapes))
+        results = fused.root.operands if fused.root.opcode == "tuple" else [fused.root]
+        if len(results) == len(instruction.shapes):
+            pairs = zip(instruction.shapes, results, strict=True)
+            return sum(_made(made, shape.padded_bytes) for shape, made in pairs if shape.space == HBM)
+    return _padded_bytes(instruction)
 
 
-def _made(fused: Computation, made: Instruction, whole: int) -> int:
+def _made(made: Instruction, whole: int) -> int:
     """Bytes of a value inside a fusion that are not where they were in an operand of it."""
     parts = 0
     while made.opcode in ("bitcast", *_CHANGED):
         if made.opcode in _CHANGED:
-            parts += _operand(fused, made, _CHANGED[made.opcode]).padded_bytes
-        made = fused.instructions[made.operands[0]]
+            parts += made.operands[_CHANGED[made.opcode]].shapes[0].padded_bytes
+        made = made.operands[0]
     # An operand that is a result as it is was copied.
     return min(parts, whole) if made.opcode == "parameter" and parts else whole
 
@@ -433,35 +425,35 @@ def _made(fused: Computation, made: Instruction, whole: int) -> int:
 # --------------------------------------------------------------------------------------- between devices, and the host
 
 
-def _collective(computation: Computation, one: Instruction, times: int, *, waits: bool) -> Collective:
-    kind = one.opcode.removesuffix("-start")
-    if kind == "all-reduce":  # by its result: a TPU widens bfloat16 operands on the way into a float32 sum
-        arrays = list(one.shapes)
-    elif kind == "all-gather":  # one that has started has its operands in front of its results
-        arrays = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
-    else:
-        arrays = [_operand(computation, one, place) for place in range(len(one.operands))]
-    results = arrays
-    if computation.name.startswith(_REDUCE_SCATTER):
-        kind, results = "reduce-scatter", list(computation.root.shapes)
-    elif kind == "reduce-scatter":
-        results = list(one.shapes[len(one.shapes) // 2 if one.opcode.endswith("-start") else 0 :])
+def _collective(instruction: Instruction, times: int, *, waits: bool) -> Collective:
+    kind, started, shapes = (
+        instruction.opcode.removesuffix("-start"),
+        instruction.opcode.endswith("-start"),
+        instruction.shapes,
+    )
+    # One that has started has its operands in front of its results.
+    results = shapes[len(shapes) // 2 :] if started and kind != "all-reduce" else shapes
+    # A sum by its result: a TPU widens bfloat16 operands on the way into one in float32.
+    by_result = kind in ("all-reduce", "all-gather")
+    arrays = results if by_result else tuple(operand.shapes[0] for operand in instruction.operands)
+    if instruction.computation.name.startswith(_REDUCE_SCATTER):
+        kind, results = "reduce-scatter", instruction.computation.root.shapes
+    elif kind not in ("all-reduce", "all-gather", "reduce-scatter"):
+        results = arrays
     return Collective(
         kind=kind,
         bytes=sum(array.bytes for array in arrays),
         times=times,
         dtypes=tuple(sorted({array.dtype for array in arrays})),
-        source=one.source,
-        waits=waits and not one.opcode.endswith("-start"),
+        source=instruction.source,
+        waits=waits and not started,
         results=sum(array.bytes for array in results),
     )
 
 
-def _is_host_transfer(one: Instruction) -> bool:
-    if one.opcode in _HOST or one.proto.is_host_transfer:
+def _is_host_transfer(instruction: Instruction) -> bool:
+    if instruction.opcode == "custom-call" and any(target in instruction.target for target in _HOST_ALWAYS_TARGETS):
         return True
-    if one.opcode == "custom-call":
-        return any(target in one.target for target in _HOST_ALWAYS_TARGETS)
-    if one.opcode == "copy-start":
-        return any(shape.space == HOST for shape in one.shapes)
-    return False
+    if instruction.opcode == "copy-start" and any(shape.space == HOST for shape in instruction.shapes):
+        return True
+    return instruction.opcode in _HOST or instruction.proto.is_host_transfer

@@ -36,22 +36,20 @@ def count(optimised: Module, before_libraries: Module | None) -> Costs:
         unknown_loops=before.unknown_loops,
         kernels_by_kind=_kernels(optimised),
         recomputed=tuple(
-            one
-            for computation, _ in costs_lib.executed(optimised)
-            for one in computation.instructions.values()
-            if _REMATERIALISED.search(one.name) and one.opcode not in FREE
+            instruction
+            for instruction, _ in costs_lib.executed(optimised.entry)
+            if _REMATERIALISED.search(instruction.name) and instruction.opcode not in FREE
         ),
     )
 
 
 def _kernels(optimised: Module) -> dict[str, int]:
     """How many kernels of each kind a step starts, the most frequent first."""
-    found: Counter[str] = Counter()
-    for computation, times in costs_lib.executed(optimised):
-        for one in computation.instructions.values():
-            if one.opcode not in FREE and not one.opcode.endswith(("-done", "-update")):
-                found[_kind(one)] += times
-    return dict(found.most_common())
+    counts: Counter[str] = Counter()
+    for instruction, times in costs_lib.executed(optimised.entry):
+        if instruction.opcode not in FREE and not instruction.opcode.endswith(("-done", "-update")):
+            counts[_kind(instruction)] += times
+    return dict(counts.most_common())
 
 
 def _kind(one: Instruction) -> str:

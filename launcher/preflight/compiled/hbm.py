@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launcher.errors import UsageError
 from launcher.machine.accelerators import Constant
@@ -104,29 +104,29 @@ def account(
       reserved: what is needed beside a program of so many bytes, where the compiler does not reckon with it.
     """
     dump = proto_of(compilation.buffers or compilation.hlo, [])
-    allocations = [one for one in dump.buffer_assignment.buffer_allocations if _is_ours(one)]
-    found = _buffers(dump, allocations, module, argument_names, result_names)
+    allocations = [each for each in dump.buffer_assignment.buffer_allocations if _is_ours(each)]
+    buffers = _buffers(dump, allocations, module, argument_names, result_names)
     refusal, memory = refused_for_hbm(compilation.error), compilation.memory
     beside: Mapping[str, Constant] = {}
     if refusal is None and memory:
         arguments, outputs = memory["argument"], memory["output"] - memory["alias"]
         temporaries, code = memory["temp"], memory["generated_code"]
-        needed: float = arguments + outputs + temporaries + code
-        fits = True
     else:
         arguments, outputs, temporaries = (
-            sum(one.size for one in allocations if _kind(one) == kind) for kind in ("argument", "output", "temporary")
+            sum(each.size for each in allocations if _kind(each) == kind)
+            for kind in ("argument", "output", "temporary")
         )
         code = 0
-        if refusal is not None:
-            (needed, available), fits = refusal, False
-        else:
-            if not allocations:
-                raise UsageError("--mode=preflight: the compiler's dump does not say where the program's buffers lie")
-            needed = arguments + outputs + temporaries
-            beside = reserved(needed)
-            needed += sum(one.value for one in beside.values())
-            fits = needed <= available
+    needed: float = arguments + outputs + temporaries + code
+    fits = True
+    if refusal is not None:
+        (needed, available), fits = refusal, False
+    elif not memory:
+        if not allocations:
+            raise UsageError("--mode=preflight: the compiler's dump does not say where the program's buffers lie")
+        beside = reserved(needed)
+        needed += sum(constant.value for constant in beside.values())
+        fits = needed <= available
     return HbmUse(
         available=available,
         needed=needed,
@@ -135,13 +135,12 @@ def account(
         temporaries=temporaries,
         code=code,
         fits=fits,
-        buffers=tuple(sorted(found, key=lambda one: -one.bytes)[:_LISTED]),
+        buffers=tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:_LISTED]),
         reserved=beside,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Value:
+class _Value(NamedTuple):
     """A LogicalBufferProto at its place in an allocation."""
 
     id: int
@@ -170,56 +169,54 @@ def _buffers(
     result_names: Sequence[str],
 ) -> Iterator[Buffer]:
     sources = _sources(module) if module is not None else {}
-    traces = {one.buffer_allocation_index: one.events for one in dump.buffer_assignment.heap_simulator_traces}
-    logical = {one.id: one.defined_at for one in dump.buffer_assignment.logical_buffers}
-    defined = {one.id: one for computation in dump.hlo_module.computations for one in computation.instructions}
+    results = _results(module, result_names) if module is not None else {}
+    traces = {each.buffer_allocation_index: each.events for each in dump.buffer_assignment.heap_simulator_traces}
+    logical = {each.id: each.defined_at for each in dump.buffer_assignment.logical_buffers}
+    defined = {each.id: each for computation in dump.hlo_module.computations for each in computation.instructions}
     for allocation in allocations:
-        values = [_value(one, logical, defined) for one in allocation.assigned]
-        kind = _kind(allocation)
+        values = [_value(each, logical, defined) for each in allocation.assigned]
+        kind, number = _kind(allocation), allocation.parameter_number
         if kind == "temporary":
             for value in _live_at_peak(values, traces.get(allocation.index, ())):
                 where = sources.get(value.name, "")
                 yield Buffer(kind=kind, name=value.name, bytes=value.size, array=value.array, where=where)
         elif values:
             first = max(values, key=lambda value: value.size)
-            name = first.name
-            if kind == "argument" and allocation.parameter_number < len(argument_names):
-                name = argument_names[allocation.parameter_number]
-            elif module is not None:
-                name = _result_name(module, name, result_names)
+            is_named = kind == "argument" and number < len(argument_names)
+            name = argument_names[number] if is_named else results.get(first.name, first.name)
             yield Buffer(kind=kind, name=name, bytes=allocation.size, array=first.array, where="")
 
 
 def _value(assigned: Any, logical: Mapping[int, Any], defined: Mapping[int, Any]) -> _Value:
     at = logical[assigned.logical_buffer_id]
-    one = defined[at.instruction_id]
-    shape = one.shape
+    instruction = defined[at.instruction_id]
+    shape = instruction.shape
     for index in at.shape_index:
         shape = shape.tuple_shapes[index]
     array = None if shape.tuple_shapes else next(iter(arrays(shape)), None)
-    return _Value(assigned.logical_buffer_id, one.name, assigned.size, assigned.offset, array)
+    return _Value(assigned.logical_buffer_id, instruction.name, assigned.size, assigned.offset, array)
 
 
 def _sources(module: Module) -> dict[str, str]:
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for computation in module.computations.values():
-        for name, one in computation.instructions.items():
+        for name, instruction in computation.instructions.items():
             # A copy that the compiler made for itself is from where its operand is from.
-            source = str(one.source) or next((found[operand] for operand in one.operands if operand in found), "")
-            if source:
-                found[name] = source
-    return found
+            inherited = (sources[operand.name] for operand in instruction.operands if operand.name in sources)
+            if source := str(instruction.source) or next(inherited, ""):
+                sources[name] = source
+    return sources
 
 
-def _result_name(module: Module, name: str, result_names: Sequence[str]) -> str:
-    root = next((one for one in module.entry.instructions.values() if one.is_root), None)
-    if root is not None and name in root.operands and len(root.operands) == len(result_names):
-        return result_names[root.operands.index(name)]
-    return name
+def _results(module: Module, names: Sequence[str]) -> dict[str, str]:
+    """The program's results by the instructions that make them, where each has one."""
+    roots = [each for each in module.entry.instructions.values() if each.proto.id == module.entry.root_id]
+    made = [operand.name for root in roots for operand in root.operands]
+    return dict(zip(made[::-1], names[::-1], strict=True)) if len(made) == len(names) else {}
 
 
 def _live_at_peak(values: Sequence[_Value], events: Iterable[Any]) -> Iterable[_Value]:
-    """Those that live together when they take most; one for each place in memory. All, when nothing is known."""
+    """Values that live together when they take most; one for each place in memory. All, when nothing is known."""
     known = {value.id: value for value in values}
     users: Counter[int] = Counter()
     shares: dict[int, int] = {}

@@ -75,18 +75,19 @@ class OpSource:
         return " at ".join(part for part in (self.op_name, self.line) if part)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Instruction:
-    """One operation of a computation."""
+    """One operation of a computation; equal to itself alone."""
 
     name: str
     opcode: str
     shapes: tuple[Array, ...]  # its result's arrays, more than one for a tuple
-    operands: tuple[str, ...]  # names
-    called: tuple[str, ...]  # names of computations, of a loop its body before its condition
     proto: Any  # HloInstructionProto
     source: OpSource
-    is_root: bool
+    computation: Computation  # where it stands
+    operands: list[Instruction] = dataclasses.field(default_factory=list)
+    users: list[Instruction] = dataclasses.field(default_factory=list)  # once for each time that they take it
+    called: list[Computation] = dataclasses.field(default_factory=list)  # of a loop its body before its condition
 
     @property
     def target(self) -> str:
@@ -115,27 +116,24 @@ class Instruction:
         return int(match[1]) if match else None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Computation:
-    name: str
-    instructions: Mapping[str, Instruction]
+    """A function of a program: instructions by name, in the order in which they run."""
 
-    @functools.cached_property
-    def users(self) -> Mapping[str, list[Instruction]]:
-        """Instructions that read each instruction."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for instruction in self.instructions.values():
-            for operand in instruction.operands:
-                found.setdefault(operand, []).append(instruction)
-        return found
+    name: str
+    instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
+    root_id: int = 0
 
     @functools.cached_property
     def parameters(self) -> Mapping[int, Instruction]:
-        return {one.proto.parameter_number: one for one in self.instructions.values() if one.opcode == "parameter"}
+        """Its parameters by their numbers."""
+        taken = (each for each in self.instructions.values() if each.opcode == "parameter")
+        return {parameter.proto.parameter_number: parameter for parameter in taken}
 
     @property
     def root(self) -> Instruction:
-        return next(one for one in self.instructions.values() if one.is_root)
+        """The instruction whose result is the computation's."""
+        return next(each for each in self.instructions.values() if each.proto.id == self.root_id)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +161,13 @@ def parse(dump: str, line_of: Callable[[str], str] = lambda op_name: "") -> Modu
     """
     unread: list[str] = []
     module, line_of = proto_of(dump, unread).hlo_module, functools.cache(line_of)
-    names = {one.id: one.name for one in module.computations}
-    computations = {one.name: _computation(one, names, line_of, unread) for one in module.computations}
+    by_id = {each.id: Computation(each.name) for each in module.computations}
+    for each in module.computations:
+        unread += _fill(by_id[each.id], each, by_id, line_of)
+    computations = {each.name: each for each in by_id.values()}
     entry = computations.get(module.entry_computation_name)
     unread += _never_run(computations, entry) if entry else ["where the program begins"]
-    return Module(computations, entry or Computation("", {}), tuple(unread))
+    return Module(computations, entry or Computation(""), tuple(unread))
 
 
 def proto_of(dump: str, unread: list[str]) -> Any:
@@ -180,42 +180,44 @@ def proto_of(dump: str, unread: list[str]) -> Any:
     return proto
 
 
-def _computation(
-    proto: Any, computations: Mapping[int, str], line_of: Callable[[str], str], unread: list[str]
-) -> Computation:
-    names = {one.id: one.name for one in proto.instructions}
-    instructions: dict[str, Instruction] = {}
-    for one in proto.instructions:
-        shapes, op_name = arrays(one.shape), one.metadata.op_name
-        missing = [f"the operand {each}" for each in one.operand_ids if each not in names]
-        missing += [f"computation {each}" for each in one.called_computation_ids if each not in computations]
-        missing += [f"the dtype {shape.dtype}" for shape in shapes if shape.dtype.isdecimal()]
-        unread += [f"{what} of {one.name}" for what in (*missing, *hlo_protos.unknown(one))]
-        instructions[one.name] = Instruction(
-            name=one.name,
-            opcode=one.opcode,
-            shapes=shapes,
-            operands=tuple(names.get(each, "") for each in one.operand_ids),
-            called=tuple(computations.get(each, "") for each in one.called_computation_ids),
-            proto=one,
-            source=OpSource(op_name, line_of(op_name) if op_name else ""),
-            is_root=one.id == proto.root_id,
-        )
-    if proto.root_id not in names or len(instructions) < len(names):
-        unread.append(f"all of computation {proto.name}")
-    return Computation(proto.name, instructions)
+def _fill(
+    computation: Computation, proto: Any, computations: Mapping[int, Computation], line_of: Callable[[str], str]
+) -> Iterator[str]:
+    """Gives a computation its instructions; yields what of them was not understood."""
+    made: dict[int, Instruction] = {}
+    for each in proto.instructions:
+        op_name = each.metadata.op_name
+        source = OpSource(op_name, line_of(op_name) if op_name else "")
+        made[each.id] = Instruction(each.name, each.opcode, arrays(each.shape), each, source, computation)
+    for instruction in made.values():
+        computation.instructions[instruction.name] = instruction
+        for number in instruction.proto.operand_ids:
+            if number not in made:
+                yield f"the operand {number} of {instruction.name}"
+                continue
+            instruction.operands.append(made[number])
+            made[number].users.append(instruction)
+        for number in instruction.proto.called_computation_ids:
+            if number not in computations:
+                yield f"computation {number} of {instruction.name}"
+                continue
+            instruction.called.append(computations[number])
+        dtypes = [f"the dtype {shape.dtype}" for shape in instruction.shapes if shape.dtype.isdecimal()]
+        yield from (f"{what} of {instruction.name}" for what in (*dtypes, *hlo_protos.unknown(instruction.proto)))
+    computation.root_id = proto.root_id
+    if proto.root_id not in made or len(computation.instructions) < len(made):
+        yield f"all of computation {proto.name}"
 
 
 def _never_run(computations: Mapping[str, Computation], entry: Computation) -> Iterator[str]:
     """Computations that nothing reaches from where the program begins."""
     reached, waiting = set(), [entry]
     while waiting:
-        found = waiting.pop()
-        if found.name not in reached:
-            reached.add(found.name)
-            called = [name for one in found.instructions.values() for name in one.called]
-            waiting += [computations[name] for name in called if name in computations]
-    return (f"what runs computation {name}" for name in computations if name not in reached)
+        computation = waiting.pop()
+        if computation not in reached:
+            reached.add(computation)
+            waiting += [called for each in computation.instructions.values() for called in each.called]
+    return (f"what runs computation {name}" for name, each in computations.items() if each not in reached)
 
 
 def arrays(shape: Any) -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""What attention in one kernel computes, by its name and shapes: the compiler sees nothing of what is inside.
+"""Kernels of attention: what each computes, by its name and shapes, as the compiler sees nothing of what is inside.
 
 Known are JAX's splash attention for TPUs, cuDNN's fused attention and the Pallas kernel for Triton. Of a causal one,
 only what it cannot leave out is counted, and of none how it masks: a floor.
@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from launcher.preflight.compiled.hlo import Array, Computation, Instruction
+from launcher.preflight.compiled.hlo import Array, Instruction
 
 PALLAS = "tpu_custom_call"  # Pallas and Mosaic
 _TRITON = "__gpu$xla.gpu.triton"
@@ -39,24 +39,24 @@ class AttentionKernel:
     is_library: bool  # cuDNN's, which takes memory of its own when it runs
 
 
-def is_kernel(one: Instruction) -> bool:
+def is_kernel(call: Instruction) -> bool:
     """Whether an instruction is a program of its own, in which the compiler sees nothing."""
-    return one.target in (PALLAS, _TRITON) or one.target.startswith(_CUDNN)
+    return call.target in (PALLAS, _TRITON) or call.target.startswith(_CUDNN)
 
 
-def reads_all(computation: Computation, one: Instruction) -> bool:
+def reads_all(call: Instruction) -> bool:
     """Whether a custom call is known to read all of its operands."""
-    return one.target.startswith(_LIBRARIES) or attention(computation, one) is not None
+    return call.target.startswith(_LIBRARIES) or attention(call) is not None
 
 
-def attention(computation: Computation, one: Instruction) -> AttentionKernel | None:
-    """What a kernel of attention computes; None for anything else."""
-    if not is_kernel(one):
+def attention(call: Instruction) -> AttentionKernel | None:
+    """Arithmetic of a kernel of attention; None of anything else."""
+    if not is_kernel(call):
         return None
-    target = one.target
+    target = call.target
     is_library = target.startswith(_CUDNN)
-    name = {PALLAS: _SPLASH.search(one.source.op_name), _TRITON: _OF_TRITON.search(one.config)}.get(target)
-    operands = [computation.instructions[operand].shapes[0] for operand in one.operands]
+    name = {PALLAS: _SPLASH.search(call.source.op_name), _TRITON: _OF_TRITON.search(call.config)}.get(target)
+    operands = [operand.shapes[0] for operand in call.operands]
     arrays = [array for array in operands if array.dtype in ("bf16", "f16", "f32") and len(array.dims) > 2]
     if not (name or is_library) or len(arrays) < 3:
         return None
@@ -68,10 +68,10 @@ def attention(computation: Computation, one: Instruction) -> AttentionKernel | N
     if target == PALLAS:
         share = _share_of_blocks(operands)
         # Gradients of the queries, too, for each block of keys.
-        if any(len(shape.dims) > len(query.dims) for shape in one.shapes):
+        if any(len(shape.dims) > len(query.dims) for shape in call.shapes):
             products = _ALL_AT_ONCE
     elif is_library:
-        share = share if _CAUSAL.search(one.config) else 1.0
+        share = share if _CAUSAL.search(call.config) else 1.0
     elif name and name[1] == "backward":
         passes = 2
     return AttentionKernel(
@@ -84,7 +84,7 @@ def attention(computation: Computation, one: Instruction) -> AttentionKernel | N
 
 
 def _share_of_blocks(operands: Sequence[Array]) -> float:
-    """Of the blocks of scores, those that splash attention computes: with a causal mask, up to the diagonal.
+    """Share of the blocks of scores that splash attention computes: with a causal mask, up to the diagonal.
 
     It is then given the places of the queries, beside the segments of queries and keys or nothing; and the blocks'
     numbers [heads, of queries, of keys] in front.

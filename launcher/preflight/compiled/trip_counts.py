@@ -5,101 +5,77 @@ The TPU compiler does not write down the trip counts that it knows, so they are 
 
 from __future__ import annotations
 
-import dataclasses
-
-from launcher.preflight.compiled.hlo import Computation, Instruction, Module
+from launcher.preflight.compiled.hlo import Instruction
 
 _VIEWS = {"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start"}
 
-# A number that is known, or the place in the loop's state where it stands.
-_Value = int | tuple[str, int] | None
+
+def turns(loop: Instruction) -> int | None:
+    """Turns of a `while` instruction; None where they are not plain to see."""
+    if loop.trip_count is not None:
+        return loop.trip_count
+    compare = loop.called[1].root
+    direction = compare.proto.comparison_direction
+    place = _place(compare.operands[0]) if compare.opcode == "compare" and direction in ("LT", "LE") else None
+    if place is None:
+        return None
+    first, step, last = _initial(loop, place), _step(loop, place), _lasting(loop, compare.operands[1])
+    if first is None or last is None or not step or step < 0:
+        return None
+    return max(0, -((first - last - (direction == "LE")) // step))
 
 
-def turns(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """Turns of `while` instruction `loop`, which stands in `computation`; None where they are not plain to see."""
-    return loop.trip_count if loop.trip_count is not None else _Loop(module, computation, loop).turns()
-
-
-def _origin(computation: Computation, name: str) -> Instruction | None:
+def _origin(value: Instruction) -> Instruction:
     """The instruction that a value is from, before copies and other views of it."""
-    one = computation.instructions.get(name)
-    while one is not None and one.opcode in _VIEWS:
-        one = computation.instructions.get(one.operands[0])
-    return one
+    while value.opcode in _VIEWS:
+        value = value.operands[0]
+    return value
 
 
-def _value(computation: Computation, name: str) -> _Value:
-    one = _origin(computation, name)
-    if one is not None and one.opcode == "constant":
-        literal = one.proto.literal
-        numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
-        return int(numbers[0]) if len(numbers) == 1 else None
-    if one is not None and one.opcode == "get-tuple-element":
-        source = computation.instructions.get(one.operands[0])
-        if source is not None and source.opcode == "parameter":
-            return ("state", one.proto.tuple_index)
-    return None
+def _constant(value: Instruction) -> int | None:
+    literal = _origin(value).proto.literal
+    numbers = [*literal.s32s, *literal.s64s, *literal.u32s, *literal.u64s]
+    return int(numbers[0]) if len(numbers) == 1 else None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    module: Module
-    computation: Computation
-    instruction: Instruction
+def _place(value: Instruction) -> int | None:
+    """The place in a loop's state that a value inside the loop is taken from; None where it is from elsewhere."""
+    value = _origin(value)
+    is_of_state = value.opcode == "get-tuple-element" and value.operands[0].opcode == "parameter"
+    return value.proto.tuple_index if is_of_state else None
 
-    @property
-    def body(self) -> Computation:
-        return self.module.computations[self.instruction.called[0]]
 
-    def turns(self) -> int | None:
-        condition = self.module.computations[self.instruction.called[1]]
-        compare = condition.root
-        if compare.opcode != "compare" or compare.proto.comparison_direction not in ("LT", "LE"):
-            return None
-        counter, end = (_value(condition, name) for name in compare.operands)
-        if not isinstance(counter, tuple):
-            return None
-        first, step, last = self.initial(counter[1]), self.step(counter[1]), self.constant(end)
-        if first is None or last is None or not step or step < 0:
-            return None
-        last += compare.proto.comparison_direction == "LE"
-        return max(0, -((first - last) // step))
+def _initial(loop: Instruction, place: int) -> int | None:
+    state = loop.operands[0]
+    if state.opcode != "tuple":
+        return None
+    value = state.operands[place]
+    number = _constant(value)
+    return _left_by_a_loop(_origin(value)) if number is None else number
 
-    def initial(self, place: int) -> int | None:
-        state = self.computation.instructions.get(self.instruction.operands[0])
-        if state is None or state.opcode != "tuple":
-            return None
-        value = _value(self.computation, state.operands[place])
-        return value if isinstance(value, int) else self._left_by_a_loop(state.operands[place])
 
-    def _left_by_a_loop(self, name: str) -> int | None:
-        """What a loop before has counted to, as the gradient of a loop does not turn more often."""
-        one = _origin(self.computation, name)
-        if one is None or one.opcode != "get-tuple-element":
-            return None
-        source = self.computation.instructions.get(one.operands[0])
-        if source is None or source.opcode != "while":
-            return None
-        before, place = _Loop(self.module, self.computation, source), one.proto.tuple_index
-        first, step = before.initial(place), before.step(place)
-        times = turns(self.module, self.computation, source)
-        return None if first is None or step is None or times is None else first + step * times
+def _left_by_a_loop(value: Instruction) -> int | None:
+    """The number to which a loop before has counted, as the gradient of a loop does not turn more often."""
+    if value.opcode != "get-tuple-element" or value.operands[0].opcode != "while":
+        return None
+    before, place = value.operands[0], value.proto.tuple_index
+    first, step, times = _initial(before, place), _step(before, place), turns(before)
+    return None if first is None or step is None or times is None else first + step * times
 
-    def constant(self, value: _Value) -> int | None:
-        """A number, or what the state has from beginning to end."""
-        if not isinstance(value, tuple):
-            return value
-        root = self.body.root
-        stays = root.opcode == "tuple" and _value(self.body, root.operands[value[1]]) == value
-        return self.initial(value[1]) if stays else None
 
-    def step(self, place: int) -> int | None:
-        root = self.body.root
-        added = _origin(self.body, root.operands[place]) if root.opcode == "tuple" else None
-        if added is None or added.opcode != "add":
-            return None
-        parts = [_value(self.body, name) for name in added.operands]
-        if ("state", place) not in parts:
-            return None
-        parts.remove(("state", place))
-        return self.constant(parts[0])
+def _lasting(loop: Instruction, value: Instruction) -> int | None:
+    """A number, or what the state has from beginning to end."""
+    place, root = _place(value), loop.called[0].root
+    if place is None:
+        return _constant(value)
+    return _initial(loop, place) if root.opcode == "tuple" and _place(root.operands[place]) == place else None
+
+
+def _step(loop: Instruction, place: int) -> int | None:
+    """The number that a turn adds at a place of the state."""
+    root = loop.called[0].root
+    added = _origin(root.operands[place]) if root.opcode == "tuple" else None
+    if added is None or added.opcode != "add":
+        return None
+    others = [each for each in added.operands if _place(each) != place]
+    return _lasting(loop, others[0]) if len(others) == 1 else None
