@@ -11,6 +11,7 @@ stops making progress is named, and all go on from the last checkpoint.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tempfile
@@ -33,13 +34,38 @@ from launcher.jobs.supervisor import Supervisor
 from launcher.machine import cluster, installation
 from launcher.machine.child_process import run_forked
 from launcher.model_dir import check_is_path, check_model_dir, lease
+from launcher.modes import flag
 from launcher.worker import preemption
 
+
+@dataclasses.dataclass
+class JobFlags:
+    """The flags that every backend reads."""
+
+    workers: int | None = flag(
+        "Processes that train together, each with its replicas. Default: 1, or one a host, or one a task of a Slurm "
+        "job; on several hosts, a multiple of their number."
+    )
+    max_restarts: int | None = flag(
+        "Restarts without progress before giving up; progress starts the count over. On Kubernetes: restarts of all "
+        "pods, of which those after a new checkpoint are not counted. Default: 3; 0 for a member, whose scheduler "
+        "restarts all of them."
+    )
+    stall_timeout: float | None = flag(
+        "Seconds without progress after which the stuck worker is named and all are restarted. Default: 20 times the "
+        "median time between reports, at least 60; start-up and compilation always have 600 or more."
+    )
+    start_timeout: float = flag("Seconds until a worker's first report, and to connect.", 600.0)
+    grace_period: float = flag("Seconds that workers may go on after SIGTERM or SIGINT, to save.", 60.0)
+    on_event: str | None = flag(
+        "Command that is run at each restart and at the end of the job, with JSON on its standard input: event, text, "
+        "model_dir, step, exit_code, error and more."
+    )
+
+
+_FLAGS = {**modes.fields_of(JobFlags), **plan.FLAGS}
 # Those of its own, in the order of --help.
-SHOWN_FLAGS = (
-    "backend", "workers", "max_restarts", "stall_timeout", "start_timeout", "grace_period", "on_event", *plan.FLAGS,
-    "dry_run", "version", "help", *backends.FLAGS,
-)  # fmt: skip
+SHOWN_FLAGS = ("backend", *_FLAGS, "dry_run", "version", "help", *backends.FLAGS)
 # What the supervisor's exit codes mean where that is not what a worker's means.
 EXIT_CODES = {
     **errors.EXIT_CODES,
@@ -58,38 +84,7 @@ def define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # a value of launcher.main's flags may stand apart from its name
     backends.define_flags(values)
-    flags.DEFINE_integer(
-        "workers", None,
-        "Processes that train together, each with its replicas. Default: 1, or one a host, or one a task of a Slurm "
-        "job; on several hosts, a multiple of their number.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_integer(
-        "max_restarts", None,
-        "Restarts without progress before giving up; progress starts the count over. On Kubernetes: restarts of all "
-        "pods, of which those after a new checkpoint are not counted. Default: 3; 0 for a member, whose scheduler "
-        "restarts all of them.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "stall_timeout", None,
-        "Seconds without progress after which the stuck worker is named and all are restarted. Default: 20 times the "
-        "median time between reports, at least 60; start-up and compilation always have 600 or more.",
-        flag_values=values,
-    )  # fmt: skip
-    flags.DEFINE_float(
-        "start_timeout", 600.0, "Seconds until a worker's first report, and to connect.", flag_values=values
-    )
-    flags.DEFINE_float(
-        "grace_period", 60.0, "Seconds that workers may go on after SIGTERM or SIGINT, to save.", flag_values=values
-    )
-    flags.DEFINE_string(
-        "on_event", None,
-        "Command that is run at each restart and at the end of the job, with JSON on its standard input: event, text, "
-        "model_dir, step, exit_code, error and more.",
-        flag_values=values,
-    )  # fmt: skip
-    backends.define(plan.FLAGS, values)
+    modes.define(_FLAGS, values)
     flags.DEFINE_bool("dry_run", False, "Print what would run and stop; nothing is written.", flag_values=values)
     modes.define_about(values)
     # Not shown: what the tests run in the place of training.
@@ -118,9 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if make is None:
             return _apply(options, job, argv[1:])
         drill = plan.make_plan(options, job)
-        network = _private_network(options, job) if "private_network" in kind.flags else None  # before any thread
-        if network:
-            console.note(network)
+        if "private_network" in kind.flags and not options.dry_run:  # before any thread
+            console.note(private_network.enter(options.private_network, job, os.environ))
         backend = make(options, job, console)
         if options.dry_run:
             sys.stdout.write(backend.plan(job.next_attempt()))
@@ -169,7 +163,9 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
-    request = _worker_request(arguments)
+    values = modes.define_flags()
+    modes.refuse_arguments(modes.parse(values, ["launcher.main", *arguments], others=SHOWN_FLAGS))
+    request = modes.make_request(values)
     if isinstance(request, modes.TrainRequest):
         preemption.configure(request.notice_signals, request.stop_after)
     if not request.gin_file:
@@ -184,6 +180,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         identity=identity,
         workers=kind.num_workers(options),
         module=options.worker_module,
+        request=request,
         arguments=(*arguments, *(() if request.model_dir else (f"--model_dir={model_dir}",))),
         model_dir=model_dir,
         max_restarts=kind.max_restarts if options.max_restarts is None else options.max_restarts,
@@ -221,28 +218,14 @@ def _isolated(work: Callable[[], Any]) -> Any:
         raise OSError(f"the disk did not answer: {error}") from error
 
 
-def _private_network(options: flags.FlagValues, job: Job) -> str | None:
-    """Enters a network of the job's own where that is wanted; returns what to say of it."""
-    if options.dry_run:
-        return None
-    return private_network.enter(options.private_network, job, _worker_request(job.arguments), os.environ)
-
-
 def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
     """Hands the job to a cluster that supervises it by itself."""
-    where = kubernetes.pods(options, job, _worker_request(job.arguments).gin_file)
+    where = kubernetes.pods(options, job)
     if options.dry_run:
         sys.stdout.write(kubernetes.render(job, where, arguments))
         return EXIT_DONE
     flush_standard_streams()
     return kubernetes.run(job, where, arguments)
-
-
-def _worker_request(arguments: Sequence[str]) -> modes.Request:
-    """What the workers are asked for; refuses what `launcher.main` would refuse in each of them."""
-    values = modes.define_flags()
-    modes.refuse_arguments(modes.parse(values, ["launcher.main", *arguments], others=SHOWN_FLAGS))
-    return modes.make_request(values)
 
 
 def command() -> int:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -36,6 +35,14 @@ _LARGEST_BACKLOG_BYTES = 1 << 20
 _FAREWELL_SECONDS = 5.0
 
 
+class _Over(Exception):
+    """The end of an agent: its exit code, and why, where nobody has asked for it."""
+
+    def __init__(self, exit_code: int, why: str = ""):
+        super().__init__(why)
+        self.exit_code = exit_code
+
+
 class Agent:
     """One agent, which the head tells what to do; workers inherit `environ` beside what the head passes on."""
 
@@ -48,15 +55,19 @@ class Agent:
         self._workers: list[Worker] = []
         self._processors: list[tuple[int, ...]] = []
         self._told: dict[int, dict[str, Any]] = {}
-        self._exit_code: int | None = None
         self._heard_at = time.monotonic()
         self._beat_at = 0.0
 
     def run(self) -> int:
         """Serves the head until it says that it is over, or falls silent; returns the exit code."""
         try:
-            while self._exit_code is None:
+            while True:
                 self._turn()
+        except _Over as over:
+            exit_code = over.exit_code
+            if str(over):
+                with contextlib.suppress(OSError):
+                    os.write(2, f"launcher's agent on {socket.gethostname()}: {over}; its workers end\n".encode())
         finally:
             if self._backend is not None:
                 self._backend.close()
@@ -64,27 +75,20 @@ class Agent:
         while self._outgoing.backlog_bytes and time.monotonic() < deadline:  # the head may still listen
             self._outgoing.flush()
             time.sleep(_TURN_SECONDS)
-        return self._exit_code
+        return exit_code
 
     def _turn(self) -> None:
-        lines = self._incoming.receive()
-        if lines:
+        """Does what the head has said, and passes on what the workers print and how they are."""
+        for line in self._incoming.receive():
             self._heard_at = time.monotonic()
-        for line in lines:
             message = protocol.decode(line)
             if message is None or (self._backend is None and message.get("do") not in ("hello", "ping", "close")):
-                self._end(EXIT_FAILED, f"a line of {len(line)} bytes is not understood")
-            elif self._exit_code is None:
-                self._obey(message)
-        if self._exit_code is None and self._incoming.is_closed:
-            self._end(EXIT_RETRY, NO_INPUT)
-        if self._exit_code is None and time.monotonic() - self._heard_at > protocol.AGENT_PATIENCE_SECONDS:
-            self._end(EXIT_RETRY, f"nothing was heard for {protocol.AGENT_PATIENCE_SECONDS:g} s")
-        if self._exit_code is None:
-            self._watch()
-
-    def _watch(self) -> None:
-        """Passes on what the workers print and how they are."""
+                raise _Over(EXIT_FAILED, f"a line of {len(line)} bytes is not understood")
+            self._obey(message)
+        if self._incoming.is_closed:
+            raise _Over(EXIT_RETRY, NO_INPUT)
+        if time.monotonic() - self._heard_at > protocol.AGENT_PATIENCE_SECONDS:
+            raise _Over(EXIT_RETRY, f"nothing was heard for {protocol.AGENT_PATIENCE_SECONDS:g} s")
         if self._backend is not None and self._outgoing.backlog_bytes < _LARGEST_BACKLOG_BYTES:
             self._backend.pump(_TURN_SECONDS)
         else:
@@ -105,34 +109,28 @@ class Agent:
         for worker in self._workers:
             worker.send(signal.SIGTERM)
 
-    def _end(self, exit_code: int, why: str) -> None:
-        self._exit_code = exit_code
-        with contextlib.suppress(OSError):
-            os.write(2, f"launcher's agent on {socket.gethostname()}: {why}; its workers end\n".encode())
-
     def _obey(self, message: Mapping[str, Any]) -> None:
-        do = message.get("do")
-        if do == "hello":
-            self._greet(message)
-        elif do == "ports":
-            self._outgoing.send({"is": "ports", "ports": free_ports(message["count"])})
-        elif do == "start":
-            self._start(message)
-        elif do in ("signal", "kill"):
-            for worker in self._workers:
-                if worker.command.rank == message["rank"]:
-                    worker.kill() if do == "kill" else worker.send(message["number"])
-        elif do == "clear":
-            assert self._backend is not None
-            self._backend.clear()
-            for worker in self._workers:
-                self._tell_of(worker)
-            self._workers, self._told = [], {}
-            self._outgoing.send({"is": "cleared"})
-        elif do == "close":
-            self._exit_code = EXIT_DONE
-        elif do != "ping":
-            self._end(EXIT_FAILED, f"{do!r} is nothing that it can do")
+        match message["do"]:
+            case "hello":
+                self._greet(message)
+            case "start":
+                self._start(message)
+            case "signal":
+                for worker in self._workers:
+                    if worker.command.rank == message["rank"]:
+                        worker.send(message["number"])
+            case "clear":
+                self._the_backend.clear()
+                for worker in self._workers:
+                    self._tell_of(worker)
+                self._workers, self._told = [], {}
+                self._outgoing.send({"is": "cleared", "ports": free_ports(len(self._processors))})
+            case "close":
+                raise _Over(EXIT_DONE)
+            case "ping":
+                pass
+            case other:
+                raise _Over(EXIT_FAILED, f"{other!r} is nothing that it can do")
 
     def _greet(self, message: Mapping[str, Any]) -> None:
         """Makes ready for workers; what an agent before this one has left on the host ends first."""
@@ -147,32 +145,32 @@ class Agent:
             self._backend = LocalBackend(job, JobConsole(), self._environ, self._make_tee, self._beat)
         except LauncherError as error:
             self._outgoing.send({"is": "refused", "message": str(error)})
-            self._exit_code = error.exit_code
-            return
+            raise _Over(error.exit_code) from None
         self._processors = divide_processors(slots, self._environ)
         self._outgoing.send(
             {
                 "is": "hello",
                 "protocol": protocol.VERSION,
                 "launcher": launcher.__version__,
-                "python": platform.python_version(),
-                "host": socket.gethostname(),
-                "gpus": self._backend.num_gpus,
                 "place": json.loads(self._environ.get(PLACE, "{}")),
+                "ports": free_ports(slots),
             }
         )
 
+    @property
+    def _the_backend(self) -> LocalBackend:
+        assert self._backend is not None  # nothing but hello is obeyed without
+        return self._backend
+
     def _start(self, message: Mapping[str, Any]) -> None:
-        assert self._backend is not None
         commands = tuple(map(self._command, message["workers"]))
         try:
-            self._workers = self._backend.start(commands)
+            self._workers = self._the_backend.start(commands)
         except NotReady as error:
             self._outgoing.send({"is": "not_started", "why": str(error)})
 
     def _command(self, wanted: Mapping[str, Any]) -> Command:
-        assert self._backend is not None
-        environ = {**self._backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
+        environ = {**self._the_backend.gpus_of(wanted["slot"]), **wanted["environ"], guard.JOB: self._mark}
         log = Path(os.devnull)  # the head keeps it
         processors = self._processors[wanted["slot"]]
         argv = tuple(wanted["argv"])
@@ -198,14 +196,12 @@ class Agent:
             "error": error and dataclasses.asdict(error),
         }
         rank = worker.command.rank
-        before = self._told.get(rank, {})
-        new = {name: value for name, value in state.items() if value != before.get(name)}
-        if not new:
+        if state == self._told.get(rank):
             return
         self._told[rank] = state
         ages = {name: now - told.monotonic for name, told in (("report", report), ("error", error)) if told}
         ages["alive"] = now - worker.last_alive
-        self._outgoing.send({"is": "state", "rank": rank, **new, "ages": ages})
+        self._outgoing.send({"is": "state", "rank": rank, **state, "ages": ages})
 
     def _scratch_of(self, mark: str) -> Path:
         return Path(self._environ.get("TMPDIR") or tempfile.gettempdir(), f"launcher-{mark}")

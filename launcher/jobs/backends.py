@@ -1,17 +1,18 @@
 """The values of --backend: what each of them means, which flags it reads, and how workers run on other hosts."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from absl import flags
 
 from launcher import modes
 from launcher.errors import UsageError
-from launcher.jobs import kubernetes, private_network, tpu_vm
+from launcher.jobs import kubernetes, tpu_vm
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole
@@ -21,6 +22,7 @@ from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
 from launcher.jobs.transports import AgentCommand, Exec, Host, Ssh, Transport, parse_hosts
 from launcher.machine.cluster import elastic
+from launcher.modes import flag
 
 _DEFAULT_RESTARTS = 3
 
@@ -31,88 +33,83 @@ _PASSED_ON_PREFIXES = ("NCCL_",)
 _HIDDEN = "HIDDEN"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_STANDBY_FLAGS = {
-    "standby": (
-        flags.DEFINE_bool, False,
+
+@dataclasses.dataclass
+class BackendFlags:
+    """The flags that some backends read; `Kind.flags` names those of one."""
+
+    private_network: str = flag(
+        "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
+        "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
+        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, no "
+        "--on_event, not on Google's machines.",
+        "auto",
+        flags.DEFINE_enum,
+        enum_values=["auto", "on", "off"],
+    )
+    standby: bool = flag(
         "Keep a spare process for each worker, from the first steps on, which has imported TensorFlow and becomes the "
         "worker at a restart. Each takes about 250 MB of memory, and two processor seconds when it is made.",
-    ),
-}  # fmt: skip
-_SWEEP_FLAGS = {
-    "sweep": (
-        flags.DEFINE_string, None, "Trials, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1': a job for each combination "
-        "in a folder in --model_dir; compare.html there has the best first. Again, it goes on with what is not done.",
-    ),
-}  # fmt: skip
-_AT_ONCE = {"at_once": (flags.DEFINE_integer, 1, "Trials of --sweep side by side, which divide processors and GPUs.")}
-_HOST_FLAGS = {
-    "hosts": (
-        flags.DEFINE_string, None,
+        False,
+    )
+    sweep: str | None = flag(
+        "Trials, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1': a job for each combination in a folder in "
+        "--model_dir; compare.html there has the best first. Again, it goes on with what is not done."
+    )
+    at_once: int = flag("Trials of --sweep side by side, which divide processors and GPUs.", 1)
+    hosts: str | None = flag(
         "With --backend=ssh and exec: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
-        "addresses of all hosts of the node, in gcloud's order.",
-    ),
-    "hostfile": (
-        flags.DEFINE_string, None,
+        "addresses of all hosts of the node, in gcloud's order."
+    )
+    hostfile: str | None = flag(
         "With --backend=ssh and exec: a file of one host a line, with slots=K behind one that runs K workers; # is a "
-        "comment.",
-    ),
-}  # fmt: skip
-_SSH_FLAGS = {
-    **_HOST_FLAGS,
-    "ssh_command": (
-        flags.DEFINE_string, "ssh", "The client, with options of your own, such as 'ssh -p 2222 -i key'."
-    ),
-}  # fmt: skip
-_EXEC_FLAGS = {
-    **_HOST_FLAGS,
-    "command": (
-        flags.DEFINE_string, None,
+        "comment."
+    )
+    ssh_command: str = flag("The client, with options of your own, such as 'ssh -p 2222 -i key'.", "ssh")
+    command: str | None = flag(
         "With --backend=exec: what runs a program on a host with its input and output passed on, such as 'kubectl "
-        "exec -i {host} -- {command}'. {host} is one of --hosts, {index} its number from 0.",
-    ),
-}  # fmt: skip
-_SLURM_FLAGS = {
-    "srun_options": (
-        flags.DEFINE_string, None,
-        "More options of srun for the agents, such as '--container-image=x.sqsh --container-mounts=/shared:/shared'.",
-    ),
-}  # fmt: skip
-_REMOTE_FLAGS: Mapping[str, Any] = {
-    **_SWEEP_FLAGS,
-    "remote_python": (
-        flags.DEFINE_string, None,
+        "exec -i {host} -- {command}'. {host} is one of --hosts, {index} its number from 0."
+    )
+    srun_options: str | None = flag(
+        "More options of srun for the agents, such as '--container-image=x.sqsh --container-mounts=/shared:/shared'."
+    )
+    ray_resources: str = flag("What Ray keeps for a worker, such as CPU=8,GPU=4.", "CPU=1")
+    remote_python: str | None = flag(
         "Interpreter on the hosts. Default: the path of the one here; with --backend=tpu_vm, the one that "
-        "scripts/tpu_vm_startup.sh installs.",
-    ),
-    "remote_dir": (
-        flags.DEFINE_string, None,
+        "scripts/tpu_vm_startup.sh installs."
+    )
+    remote_dir: str | None = flag(
         "Working directory on the hosts. Default: the path of the one here; with --backend=tpu_vm, the checkout that "
-        "scripts/tpu_vm_startup.sh makes.",
-    ),
-    "env": (
-        flags.DEFINE_multi_string, [],
+        "scripts/tpu_vm_startup.sh makes."
+    )
+    env: tuple[str, ...] = flag(
         f"NAME of a variable here, or NAME=VALUE, that workers on the hosts get; may repeat. Always passed on when set "
         f"here: {', '.join(_PASSED_ON)} and {_PASSED_ON_PREFIXES[0]}*.",
-    ),
-    "min_workers": (
-        flags.DEFINE_integer, None,
+        (),
+    )
+    min_workers: int | None = flag(
         "Go on with so many workers or more when hosts are not there, which share the same global batch, until they "
-        "are. Default: --workers.",
-    ),
-    "check_hosts": (
-        flags.DEFINE_bool, False,
+        "are. Default: --workers."
+    )
+    check_hosts: bool = flag(
         "Before each attempt, run the doctor where its workers will run: GPUs, their memory errors and number, a "
         "product on each, an all-reduce. A host that fails is named, and left out where others can take its place.",
-    ),
-    "leave_out_stragglers": (
-        flags.DEFINE_bool, False,
+        False,
+    )
+    leave_out_stragglers: bool = flag(
         "Save and go on without the host of a worker that is a quarter slower than the others in 18 of 20 log events, "
         "where others can take its place or --min_workers allows it.",
-    ),
-    "connect_timeout": (
-        flags.DEFINE_float, 60.0, "Seconds to go on trying to reach a host before an attempt."
-    ),
-}  # fmt: skip
+        False,
+    )
+    connect_timeout: float = flag("Seconds to go on trying to reach a host before an attempt.", 60.0)
+
+
+# In the order of --help.
+FLAGS = modes.fields_of(BackendFlags, kubernetes.PodFlags, tpu_vm.NodeFlags)
+_OF_REMOTE = (
+    "sweep", "remote_python", "remote_dir", "env", "min_workers", "check_hosts", "leave_out_stragglers",
+    "connect_timeout",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,7 +118,7 @@ class Kind:
 
     Attributes:
       says: what it means, for --help.
-      flags: those it reads that not every backend does: what defines each, its default and its help.
+      flags: the names of those it reads that not every backend does.
       num_workers: how many workers the flags ask for; raises UsageError.
       make: makes the backend of a job; raises UsageError. None where there is nothing to supervise from here.
       max_restarts: where --max_restarts is not given.
@@ -130,7 +127,7 @@ class Kind:
     says: str
     num_workers: Callable[[flags.FlagValues], int]
     make: Callable[[flags.FlagValues, Job, JobConsole], Backend] | None
-    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    flags: tuple[str, ...] = ()
     max_restarts: int = _DEFAULT_RESTARTS
 
 
@@ -147,17 +144,11 @@ def chosen(options: flags.FlagValues) -> Kind:
     return kind
 
 
-def define(table: Mapping[str, Any], values: flags.FlagValues) -> None:
-    """Defines the flags of a table such as `Kind.flags`."""
-    for name, (define_one, *arguments) in table.items():
-        define_one(name, *arguments, flag_values=values)
-
-
 def define_flags(values: flags.FlagValues) -> None:
     """Adds --backend, and the flags that not every backend reads."""
     says = "; ".join(f"{name}, {kind.says}" for name, kind in KINDS.items())
     flags.DEFINE_string("backend", "local", f"Where workers run: {says}.", flag_values=values)
-    define(FLAGS, values)
+    modes.define(FLAGS, values)
 
 
 def _one_or_given(options: flags.FlagValues) -> int:
@@ -178,15 +169,13 @@ def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Bac
     return LocalBackend(job, console, os.environ, standby=options.standby)
 
 
-def _on_hosts(
-    says: str, transport: Callable[[flags.FlagValues], Transport], own_flags: Mapping[str, Any] | None = None
-) -> Kind:
+def _on_hosts(says: str, transport: Callable[[flags.FlagValues], Transport], *own_flags: str) -> Kind:
     """Workers on the hosts of a transport, as many as these have slots."""
     return Kind(
         says=says,
         num_workers=lambda options: options.workers or sum(host.slots for host in transport(options).hosts),
         make=lambda options, job, console: _make_remote(options, job, console, transport(options)),
-        flags={**(own_flags or {}), **_REMOTE_FLAGS},
+        flags=(*own_flags, *_OF_REMOTE),
     )
 
 
@@ -201,15 +190,13 @@ def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     transport = _tpu_vm(options)
-    recipe = modes.define_flags()
-    recipe(["launcher.main", *job.arguments])
-    on_every_host = recipe.engine == "pjrt"
-    if options.hosts is not None and not on_every_host:
+    request = job.request
+    if options.hosts is not None and not request.is_run_on_every_host:
         raise UsageError(
             f"--hosts={options.hosts}: with TensorFlow's engine one program on host 0 drives all hosts of a TPU; "
             "leave it out, or add --engine=pjrt"
         )
-    is_whole_slice = not on_every_host and recipe.tpu != "local"  # which is a node of one host
+    is_whole_slice = not request.is_run_on_every_host and request.tpu != "local"  # which is a node of one host
     needed = {"TPU_NAME": transport.node, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
     return _make_remote(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
 
@@ -271,7 +258,7 @@ KINDS: Mapping[str, Kind] = {
         says="all on this host",
         num_workers=_one_or_given,
         make=_make_local,
-        flags={**private_network.FLAGS, **_STANDBY_FLAGS, **_SWEEP_FLAGS, **_AT_ONCE},
+        flags=("private_network", "standby", "sweep", "at_once"),
     ),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
@@ -280,27 +267,37 @@ KINDS: Mapping[str, Kind] = {
         make=_make_local,
         max_restarts=0,  # its scheduler restarts all of them
     ),
-    "ssh": _on_hosts("on --hosts", lambda options: Ssh(_hosts(options), options.ssh_command), _SSH_FLAGS),
+    "ssh": _on_hosts(
+        "on --hosts",
+        lambda options: Ssh(_hosts(options), options.ssh_command),
+        "hosts",
+        "hostfile",
+        "ssh_command",
+    ),
     "exec": _on_hosts(
-        "on --hosts, by --command", lambda options: Exec(_hosts(options), options.command or ""), _EXEC_FLAGS
+        "on --hosts, by --command",
+        lambda options: Exec(_hosts(options), options.command or ""),
+        "hosts",
+        "hostfile",
+        "command",
     ),
     "slurm": _on_hosts(
         "on the nodes of the Slurm job that this runs in",
         lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
-        _SLURM_FLAGS,
+        "srun_options",
     ),
     "ray": _on_hosts(
         "on nodes of a Ray cluster, one each",
         lambda options: Ray(options.workers or 1, options.ray_resources),
-        {"ray_resources": (flags.DEFINE_string, "CPU=1", "What Ray keeps for a worker, such as CPU=8,GPU=4.")},
+        "ray_resources",
     ),
-    "kubernetes": Kind(says="in pods", num_workers=_one_or_given, make=None, flags=kubernetes.FLAGS),
+    "kubernetes": Kind(
+        says="in pods", num_workers=_one_or_given, make=None, flags=tuple(modes.fields_of(kubernetes.PodFlags))
+    ),
     "tpu_vm": Kind(
         says="on host 0 of --tpu_node, or with --engine=pjrt on its --hosts",
         num_workers=lambda options: _one(options) * len(_tpu_vm(options).hosts),
         make=_make_tpu_vm,
-        flags={**tpu_vm.FLAGS, "hosts": _HOST_FLAGS["hosts"], **_REMOTE_FLAGS},
+        flags=(*modes.fields_of(tpu_vm.NodeFlags), "hosts", *_OF_REMOTE),
     ),
 }
-# In the order of --help.
-FLAGS = {name: given for kind in KINDS.values() for name, given in kind.flags.items()}

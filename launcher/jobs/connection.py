@@ -32,6 +32,7 @@ class Connection:
     Attributes:
       host: with the name and the address that the agent has for it, if it has.
       facts: what the agent said of itself; None before it did.
+      ports: on its host, one for each of its workers, that were free when the agent said hello or had ended others.
       lost: why nothing more comes, such as "the connection to a ended (…)"; "" while something may.
       exit_code: of the process, once `lost`.
       stderr: its last lines, and those on its standard output that are no messages.
@@ -41,6 +42,7 @@ class Connection:
         self.host = host
         self.mark = mark
         self.facts: dict[str, Any] | None = None
+        self.ports: list[int] = []
         self.lost = ""
         self.exit_code: int | None = None
         self.stderr: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
@@ -107,6 +109,7 @@ class Connection:
             if message["is"] in ("hello", "refused"):
                 self.facts = message
                 self.host = dataclasses.replace(self.host, **message.get("place", {}))
+            self.ports = message.get("ports", self.ports)
         if self._incoming.is_closed and not self.lost:
             self._end_process()
             said = last_words(self.stderr) if any(self.stderr) else f"exit code {self.exit_code}"

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.jobs.transports import last_words
@@ -23,7 +23,7 @@ class EventHook:
         self._command, self._note = command, note
         self._running: list[threading.Thread] = []
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def tell(self, **event: Any) -> None:
         if self._command:
             self._running.append(threading.Thread(target=self._run, args=(json.dumps(event) + "\n",), daemon=True))
             self._running[-1].start()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from launcher import modes
 from launcher.errors import PeerError
 from launcher.jobs.output import Tee
 from launcher.jobs.policy import Outcome, Trouble
@@ -28,7 +29,8 @@ class Job:
     Attributes:
       identity: marks every process of the job; unlike that of any other job.
       module: the program each worker runs, by `python -m`.
-      model_dir: where the job leaves its results, also named in `arguments`, the program's command line.
+      request: what it is asked for by `arguments`, its command line.
+      model_dir: where the job leaves its results, also named in `arguments`.
       scratch: a local folder for what workers tell the supervisor.
       max_restarts: how often to restart without progress in between.
       stall_timeout_seconds: longest time without progress; None to derive it from the pace of the steps.
@@ -48,6 +50,7 @@ class Job:
     arguments: tuple[str, ...]
     model_dir: str
     scratch: Path
+    request: modes.Request = dataclasses.field(default_factory=modes.Request)
     max_restarts: int = 0
     stall_timeout_seconds: float | None = None
     start_timeout_seconds: float = 0.0
@@ -157,9 +160,6 @@ class Worker(Protocol):
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker, not to the processes it started."""
-
-    def kill(self) -> None:
-        """Ends the worker and all it started, at once; `refresh` sees the end."""
 
 
 def outcomes(workers: Iterable[Worker]) -> list[Outcome]:

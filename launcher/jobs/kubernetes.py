@@ -11,48 +11,52 @@ of its pods:
     any other    (75, a lost node, out of memory) the JobSet restarts all pods, at most `max_restarts` times
 """
 
+from __future__ import annotations
+
 import copy
 import dataclasses
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from absl import flags
 
-from launcher import modes
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.machine import installation
 from launcher.machine.cluster.kubernetes import DEFAULT_PORT
+from launcher.modes import flag
 
-# What only this backend reads.
-FLAGS: Mapping[str, Any] = {
-    "image": (flags.DEFINE_string, None, "Container image with Launcher in it, for kubernetes."),
-    "manifest": (
-        flags.DEFINE_enum, "jobset", ["jobset", "trainjob"],
+
+@dataclasses.dataclass
+class PodFlags:
+    """The flags that only this backend reads."""
+
+    image: str | None = flag("Container image with Launcher in it, for kubernetes.")
+    manifest: str = flag(
         "A JobSet, or a TrainJob of Kubeflow Trainer with the TrainingRuntime that makes this JobSet of it.",
-    ),
-    "job_name": (flags.DEFINE_string, None, "Name of the JobSet or TrainJob. Default: the recipe's."),
-    "namespace": (flags.DEFINE_string, None, "Its namespace. Default: the one kubectl is set to."),
-    "volume_claim": (
-        flags.DEFINE_string, None, "PersistentVolumeClaim that all pods mount at the parent folder of --model_dir."
-    ),
-    "resources": (
-        flags.DEFINE_list, [], "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8."
-    ),
-    "overlay": (
-        flags.DEFINE_string, None,
+        "jobset",
+        flags.DEFINE_enum,
+        enum_values=["jobset", "trainjob"],
+    )
+    job_name: str | None = flag("Name of the JobSet or TrainJob. Default: the recipe's.")
+    namespace: str | None = flag("Its namespace. Default: the one kubectl is set to.")
+    volume_claim: str | None = flag("PersistentVolumeClaim that all pods mount at the parent folder of --model_dir.")
+    resources: tuple[str, ...] = flag(
+        "What each worker asks for, such as cpu=8,memory=64Gi,nvidia.com/gpu=8.", (), flags.DEFINE_list
+    )
+    overlay: str | None = flag(
         "YAML file that is laid over the job (metadata), its JobSet (spec) and its pods (pod: metadata, spec): labels, "
-        "selectors of nodes, tolerations, secrets, further volumes.",
-    ),
-}  # fmt: skip
+        "selectors of nodes, tolerations, secrets, further volumes."
+    )
+
 
 _REPLICATED_JOB = "worker"
 # What Kubeflow Trainer knows its own job and container by.
@@ -72,16 +76,13 @@ _FORMS = {
     "jobset": ("JobSet", "the JobSet controller", "jobset,networkpolicy"),
     "trainjob": ("TrainJob", "Kubeflow Trainer", "trainjob,trainingruntime,networkpolicy"),
 }
-_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_ENDED = ("Completed", "Complete", "Failed")
-_MOST_TOLD = 5
 _TPU = "google.com/tpu"
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Where the workers of a job run, as `FLAGS` say; `namespace` is "" for the one that kubectl is set to."""
+    """Where the workers of a job run, as the flags say; `namespace` is "" for the one that kubectl is set to."""
 
     kind: str  # "jobset" or "trainjob"
     image: str
@@ -92,7 +93,7 @@ class Pods:
     overlay: Mapping[str, Any]
 
 
-def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
+def pods(options: flags.FlagValues, job: Job) -> Pods:
     """Reads and checks the flags."""
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
@@ -102,18 +103,16 @@ def pods(options: flags.FlagValues, job: Job, gin_files: Sequence[str]) -> Pods:
         raise UsageError("--volume_claim is missing: name a ReadWriteMany claim, for the parent folder of --model_dir")
     if not PurePosixPath(job.model_dir).is_absolute():
         raise UsageError(f"--model_dir={job.model_dir}: give a path in the pods; of /runs/resnet, /runs is mounted")
-    recipe = os.path.splitext(os.path.basename(gin_files[-1]))[0]
+    recipe = os.path.splitext(os.path.basename(job.request.gin_file[-1]))[0]
     name = options.job_name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
-    for flag, value in (("job_name", name), ("volume_claim", options.volume_claim), ("namespace", options.namespace)):
+    for option, value in (("job_name", name), ("volume_claim", options.volume_claim), ("namespace", options.namespace)):
         if value is not None and not (_LABEL.fullmatch(value) and len(value) <= _LABEL_LENGTH):
-            raise UsageError(f"--{flag}={value}: use small letters, digits and dashes, beginning with a letter")
+            raise UsageError(f"--{option}={value}: use small letters, digits and dashes, beginning with a letter")
     longest = len(f"{name}-{_REPLICATED_JOB}-0-{job.workers - 1}") + _RANDOM_SUFFIX_LENGTH
     if longest > _LABEL_LENGTH:
         raise UsageError(f"--job_name={name}: pod names of {longest} characters, more than {_LABEL_LENGTH}; shorten it")
     resources = _quantities(options.resources)
-    recipe = modes.define_flags()
-    recipe(["launcher.main", *job.arguments])
-    if _TPU in resources and job.workers > 1 and recipe.engine != "pjrt":
+    if _TPU in resources and job.workers > 1 and not job.request.is_run_on_every_host:
         raise UsageError(
             f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
             "workers that GKE does not start. Add --engine=pjrt, or use --workers=1 and a slice of one host"
@@ -221,7 +220,7 @@ def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
 
 def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
     """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
-    yaml = _yaml()
+    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
     words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
     command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
     selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
@@ -247,63 +246,28 @@ that enforces a NetworkPolicy; on others, let only people you trust into the clu
 
 
 def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
-    """Hands the job to the cluster that kubectl is set to.
+    """Hands the job to the cluster that kubectl is set to, where that takes all of it.
 
     Raises:
-      UsageError: one of this name is there that has ended or has other settings.
+      UsageError: one of this name is there.
       LauncherError: the cluster refuses.
     """
-    content = render(job, where, arguments)
-    there = json.loads(_kubectl("get", "--ignore-not-found", "--output=json", content=content) or "{}")
-    ours = {one["kind"]: one for one in _manifests(job, where, _yaml())}
-    for one in there.get("items", [there] if there else []):
-        _check_there(one, ours[one["kind"]], where)
-    _kubectl("apply", content=content)
-    return EXIT_DONE
-
-
-def _yaml() -> Any:
-    return installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
-
-
-def _kubectl(verb: str, *flags: str, content: str) -> str:
-    """What kubectl answers of the manifests; a person sees what it applies."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
-    answer = None if verb == "apply" else subprocess.PIPE
-    command = [kubectl, verb, "--filename=-", *flags]
-    done = subprocess.run(command, input=content, text=True, check=False, stdout=answer)
-    if done.returncode:
-        raise LauncherError(f"kubectl {verb} ended with exit code {done.returncode}; what it said stands above")
-    return done.stdout or ""
-
-
-def _check_there(there: dict[str, Any], ours: dict[str, Any], where: Pods) -> None:
-    """UsageError where an object of the cluster, as `kubectl get` has it, is not what a manifest asks for, or ended."""
-    conditions = there.get("status", {}).get("conditions", [])
-    ended = [one["type"] for one in conditions if one["status"] == "True" and one["type"] in _ENDED]
-    applied = json.loads(there["metadata"].get("annotations", {}).get(_APPLIED, "{}"))
-    differences = list(_differences(applied, ours, "")) if applied else ["it is not from kubectl apply"]
-    if not differences and not ended:
-        return
-    told = "; ".join(differences[:_MOST_TOLD]) if differences else f"it is the same, and {ended[0]}"
-    raise UsageError(
-        f"{there['kind']} {where.name} is there: {told}. Choose another --job_name, or delete it first: kubectl delete "
-        f"{_FORMS[where.kind][-1]} {where.name}"
-    )
-
-
-def _differences(there: Any, ours: Any, path: str) -> Iterator[str]:
-    if isinstance(there, dict) and isinstance(ours, dict):
-        for key in {**there, **ours}:
-            if key != "namespace":  # which kubectl fills in
-                yield from _differences(there.get(key), ours.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(there, list) and isinstance(ours, list) and len(there) == len(ours):
-        for number, pair in enumerate(zip(there, ours, strict=True)):
-            yield from _differences(*pair, f"{path}[{number}]")
-    elif (there or None) != (ours or None):
-        yield f"{path} is {there!r} there, and {ours!r} here"
+    content = render(job, where, arguments)
+    for words in (["create", "--dry-run=server"], ["create"]):
+        command = [kubectl, *words, "--filename=-"]
+        done = subprocess.run(command, input=content, text=True, check=False, capture_output=True)
+        sys.stderr.write(done.stderr)
+        if "AlreadyExists" in done.stderr:
+            kinds = _FORMS[where.kind][-1]
+            advice = f"choose another --job_name, or delete it first: kubectl delete {kinds} {where.name}"
+            raise UsageError(f"--job_name={where.name}: one of this name is there; {advice}")
+        if done.returncode:
+            raise LauncherError(f"kubectl create ended with exit code {done.returncode}; what it said stands above")
+    sys.stdout.write(done.stdout)
+    return EXIT_DONE
 
 
 def _quantities(items: Sequence[str]) -> dict[str, str]:

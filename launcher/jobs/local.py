@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 from launcher.errors import UsageError, failures
 from launcher.jobs import guard
 from launcher.jobs.job import Command, Job, NotReady, Worker
-from launcher.jobs.output import JobConsole, LogFile, Tee
+from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.policy import Outcome, Trouble, WorkerState
 from launcher.jobs.standby import Spare
 from launcher.machine import child_process, nvidia
@@ -63,10 +64,6 @@ class LocalBackend:
         self._selector = selectors.DefaultSelector()
         self._workers: list[LocalWorker] = []
         self._guard: subprocess.Popen[bytes] | None = None
-
-    @property
-    def num_gpus(self) -> int:
-        return sum(map(len, self._gpus))
 
     def gpus_of(self, rank: int) -> dict[str, str]:
         """The variable that gives a worker its share of the GPUs; nothing where there are none."""
@@ -221,7 +218,7 @@ class LocalBackend:
             time.sleep(_TURN_SECONDS)
 
     def _tee_to_console(self, command: Command) -> Tee:
-        return Tee(self._console, f"[worker {command.rank}] ", LogFile(command.log, self._console).write)
+        return Tee(self._console, f"[worker {command.rank}] ", functools.partial(self._console.log, command.log))
 
     @contextlib.contextmanager
     def _using_scratch(self) -> Iterator[None]:

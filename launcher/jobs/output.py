@@ -25,18 +25,24 @@ _FAREWELL_SECONDS = 30.0
 _PATIENCE_SECONDS = 5.0
 _TURN_SECONDS = 0.01
 _STDOUT, _STDERR, _FILES = 1, 2, None
+_GAP = b"\n[launcher] %d bytes are missing here, because nobody took them in time\n"
 
 
 class Writer:
     """A process that writes for this one: to the descriptor `stream`, or to files if it is None.
 
-    `lost_bytes` is what there was no room for, and at the end what had not been taken.
+    What it does not take in time is counted, where it would have stood; `note` is told of a file that refuses more.
+
+    Attributes:
+      missing_bytes: what there was no room for since there last was, by the path of a file.
+      lost_bytes: what there was no room for, and at the end what had not been taken.
     """
 
-    def __init__(self, stream: int | None):
+    def __init__(self, stream: int | None, note: Callable[[str], None]):
+        self.missing_bytes: collections.Counter[bytes] = collections.Counter()
         self.lost_bytes = 0
+        self._note = note
         self._is_full = False
-        self._last_reports: list[bytes] = []
         self._moved_at = time.monotonic()
         self._process = child_process.start(
             child_process.helper("launcher.jobs.writer"),
@@ -59,8 +65,11 @@ class Writer:
         self._is_full = backlog > _LARGEST_BACKLOG_BYTES // (2 if self._is_full else 1)
         if self._is_full:
             self.lost_bytes += len(content)
+            self.missing_bytes[path] += len(content)
             return False
-        self._outgoing.write(b"%d %d\n%b%b" % (len(path), len(content), path, content))
+        missing = self.missing_bytes.pop(path, 0)
+        for part in (_GAP % missing, content) if missing else (content,):
+            self._outgoing.write(b"%d %d\n%b%b" % (len(path), len(part), path, part))
         return True
 
     def turn(self) -> None:
@@ -69,13 +78,7 @@ class Writer:
         self._outgoing.flush()
         if self._outgoing.backlog_bytes < before or not before:
             self._moved_at = time.monotonic()
-
-    def refusals(self) -> list[tuple[str, str]]:
-        """Files that have refused more since the last call, and why."""
-        lines = self._reports.receive() if self._reports else self._last_reports
-        self._last_reports = []
-        found = (line.partition(b"\0") for line in lines)
-        return [(os.fsdecode(path), why.decode(errors="replace")) for path, _, why in found]
+        self._tell_refusals()
 
     def drain(self) -> None:
         """Waits until all is on its way, for as long as it gets on, within a limit."""
@@ -96,10 +99,16 @@ class Writer:
             self._process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()  # and not waited for: what waits for a disk is beyond killing
-        if self._reports is not None and self._process.stdout is not None:
-            self._last_reports, self._reports = self._reports.receive(), None
+        self._tell_refusals()
+        if self._process.stdout is not None:
             self._process.stdout.close()
         return not self.lost_bytes and self._process.returncode is not None
+
+    def _tell_refusals(self) -> None:
+        for line in self._reports.receive() if self._reports else ():
+            path, _, why = line.partition(b"\0")
+            # A full disk: the worker must not notice, and its last words still reach the console.
+            self._note(f"no more is logged to {os.fsdecode(path)}: {why.decode(errors='replace')}")
 
 
 class JobConsole:
@@ -110,7 +119,6 @@ class JobConsole:
 
     def __init__(self) -> None:
         self._writers: dict[int | None, Writer] = {}
-        self._unseen = 0
 
     @property
     def is_used(self) -> bool:
@@ -119,7 +127,7 @@ class JobConsole:
     @property
     def is_behind(self) -> bool:
         """Whether more is better not read now, because there is a lot to write that is being taken."""
-        return any(one.is_behind for one in self._writers.values())
+        return any(writer.is_behind for writer in self._writers.values())
 
     def write(self, prefix: str, line: bytes) -> None:
         self._say(prefix.encode() + line + b"\n")
@@ -140,15 +148,22 @@ class JobConsole:
             with contextlib.suppress(OSError):
                 os.write(_STDERR, content)
 
-    def log(self, path: Path, content: bytes) -> bool:
-        """Appends to a log, or closes it if there is no content; False when there is no room."""
-        return self._writer(_FILES).send(content, os.fsencode(path))
+    def log(self, path: Path, content: bytes) -> None:
+        """Appends to a log, made with its folders at the first output, or closes it if there is no content.
+
+        Says when the disk takes no more for now; what it does not take in time is counted there.
+        """
+        if not content and _FILES not in self._writers:
+            return
+        files, name = self._writer(_FILES), os.fsencode(path)
+        is_said = name in files.missing_bytes
+        if not files.send(content, name) and not is_said:
+            self.note(f"the disk takes no more of {path} for now; what does not fit is left out")
 
     def turn(self) -> None:
         """Passes on what is waiting, as far as it is taken; to be called again and again."""
-        for one in list(self._writers.values()):
-            one.turn()
-            self._tell_refusals(one)
+        for writer in list(self._writers.values()):
+            writer.turn()
 
     def finish_logs(self) -> None:
         """Waits until the logs are written, within a limit, and says what is missing."""
@@ -157,7 +172,6 @@ class JobConsole:
             return
         if not files.close():
             self.note(f"the logs are not complete: the disk did not take {_amount(files)}")
-        self._tell_refusals(files)
 
     def close(self) -> None:
         """Waits for all that is to be written, within a limit, and says what is missing."""
@@ -168,49 +182,17 @@ class JobConsole:
         if _STDERR in self._writers:
             self._writers.pop(_STDERR).close()
 
-    def _tell_refusals(self, one: Writer) -> None:
-        for path, why in one.refusals():
-            # A full disk: the worker must not notice, and its last words still reach the console.
-            self.note(f"no more is logged to {path}: {why}")
-
     def _say(self, content: bytes) -> None:
-        out = self._writer(_STDOUT)
-        if self._unseen:
-            gap = f"[launcher] {self._unseen} lines are missing here, because nobody read them in time\n"
-            self._unseen = 0 if out.send(gap.encode()) else self._unseen
-        self._unseen += not out.send(content)
+        self._writer(_STDOUT).send(content)
 
     def _writer(self, stream: int | None) -> Writer:
         if stream not in self._writers:
-            self._writers[stream] = Writer(stream)
+            self._writers[stream] = Writer(stream, self.note)
         return self._writers[stream]
 
 
-def _amount(one: Writer) -> str:
-    return f"{one.lost_bytes:,} bytes or more" if one.lost_bytes else "the last of it"
-
-
-class LogFile:
-    """A log in a file, made with its folders at the first output; the console is told when the disk refuses more."""
-
-    def __init__(self, path: Path, console: JobConsole):
-        self._path = path
-        self._console = console
-        self._is_open = False
-        self._missing = 0
-
-    def write(self, content: bytes) -> None:
-        """Appends to the file, or closes it if there is no content; what the disk does not take in time is counted."""
-        if self._missing:
-            gap = f"\n[launcher] {self._missing} bytes are missing here, because the disk did not take them in time\n"
-            self._missing = 0 if self._console.log(self._path, gap.encode()) else self._missing
-        if content and not self._console.log(self._path, content):
-            if not self._missing:
-                self._console.note(f"the disk takes no more of {self._path} for now; what does not fit is left out")
-            self._missing += len(content)
-        if self._is_open and not content:
-            self._console.log(self._path, b"")
-        self._is_open = self._is_open or bool(content)
+def _amount(writer: Writer) -> str:
+    return f"{writer.lost_bytes:,} bytes or more" if writer.lost_bytes else "the last of it"
 
 
 class Tee:

@@ -109,7 +109,7 @@ def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     return min(failed, key=lambda one: (one.state is WorkerState.VICTIM, one.failed_at, one.rank), default=None)
 
 
-class Decision(enum.Enum):
+class Action(enum.Enum):
     """What becomes of the job."""
 
     DONE = "done"
@@ -119,15 +119,15 @@ class Decision(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Decision:
     """What becomes of the job after an attempt, with which exit code, and because of whom."""
 
-    action: Decision
+    action: Action
     exit_code: int
     cause: Outcome | None = None
 
 
-def judge(outcomes: Sequence[Outcome]) -> Verdict:
+def decide(outcomes: Sequence[Outcome]) -> Decision:
     """What an attempt's end means by the exit codes, once all are done or one worker has failed or was preempted.
 
     Returns:
@@ -135,12 +135,12 @@ def judge(outcomes: Sequence[Outcome]) -> Verdict:
     """
     cause = find_cause(outcomes)
     if cause and cause.code and cause.state is WorkerState.FATAL:
-        return Verdict(action=Decision.GIVE_UP, exit_code=cause.code, cause=cause)
+        return Decision(action=Action.GIVE_UP, exit_code=cause.code, cause=cause)
     if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
-        return Verdict(action=Decision.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
+        return Decision(action=Action.STOP, exit_code=EXIT_PREEMPTED, cause=cause)
     if cause is None:
-        return Verdict(action=Decision.DONE, exit_code=EXIT_DONE)
-    return Verdict(action=Decision.RESTART, exit_code=EXIT_RETRY, cause=cause)
+        return Decision(action=Action.DONE, exit_code=EXIT_DONE)
+    return Decision(action=Action.RESTART, exit_code=EXIT_RETRY, cause=cause)
 
 
 class Restarts:

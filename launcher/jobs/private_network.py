@@ -11,68 +11,55 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Mapping, MutableMapping, Sequence
-
-from absl import flags
+from collections.abc import Mapping, MutableMapping
 
 from launcher.config import gin_files
 from launcher.errors import LauncherError, UsageError
 from launcher.jobs.job import Job
 from launcher.machine import gce, nvidia
 from launcher.machine.child_process import run_forked
-from launcher.modes import Request
-
-FLAGS = {
-    "private_network": (
-        flags.DEFINE_enum, "auto", ["auto", "on", "off"],
-        "Whether the workers of this host get a network of their own, which reaches nothing outside, as TensorFlow's "
-        "servers obey everybody who reaches them. auto: where the kernel allows it and nothing is known to need more: "
-        "several workers on CPUs, a recipe that imports no module of yours, no URL, no TPU, no --metrics_port, no "
-        "--on_event, not on Google's machines.",
-    ),
-}  # fmt: skip
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1
 _TRIAL_SECONDS = 10.0
 
 
-def enter(wanted: str, job: Job, request: Request, environ: MutableMapping[str, str]) -> str | None:
+def enter(wanted: str, job: Job, environ: MutableMapping[str, str]) -> str:
     """Moves this process into a network of its own, if that is wanted; it must not have started a thread or a child.
 
     NCCL is told in `environ`, which workers inherit, to use the loopback interface, unless told otherwise. Where the
     kernel refuses, "on" raises UsageError, and "auto" does nothing.
 
     Returns:
-      What to say of it; None where everything is as ever.
+      What to say of it; "" where everything is as ever.
     """
     if wanted == "off" or job.workers == 1:
-        return None
-    if wanted == "auto" and (job.on_event or nvidia.names(environ) or _needs_network(job.arguments, request, environ)):
-        return None
+        return ""
+    if wanted == "auto" and (job.on_event or nvidia.names(environ) or _needs_network(job, environ)):
+        return ""
     if refusal := _refusal():
         if wanted == "auto":
-            return None
+            return ""
         raise UsageError(f"--private_network=on: {refusal}; leave it out, and let a firewall protect the workers")
     _unshare()
     environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return "the workers have a network of their own, without a way out; --private_network=off gives them this host's"
 
 
-def _needs_network(arguments: Sequence[str], request: Request, environ: Mapping[str, str]) -> bool:
+def _needs_network(job: Job, environ: Mapping[str, str]) -> bool:
     """Whether something is known to need more than the loopback interface, or what is needed is not known."""
+    request = job.request
     wants_metrics = getattr(request, "metrics_port", None) is not None  # this host's own Prometheus is outside
     if wants_metrics or request.tpu or environ.get("TPU_NAME") or gce.on_gce(environ):
         return True
-    if any("://" in text for text in (*arguments, environ.get("TFDS_DATA_DIR", ""))):
+    if any("://" in text for text in (*job.arguments, environ.get("TFDS_DATA_DIR", ""))):
         return True
     try:
-        found = [
-            each for name in request.gin_file for each in gin_files.read_file(gin_files.find_file(name), opened=[])
-        ]
+        paths = map(gin_files.find_file, request.gin_file)
+        statements = [statement for path in paths for statement in gin_files.read_file(path, opened=[])]
     except LauncherError:
         return True
-    if any(each.folder if isinstance(each, gin_files.Import) else "://" in str(each.value) for each in found):
+    if any(one.folder if isinstance(one, gin_files.Import) else "://" in str(one.value) for one in statements):
         return True  # of a recipe of Launcher's, `folder` is empty: what it imports is Launcher's, too
     return any(text.lstrip().startswith("import ") for text in request.gin_param)
 

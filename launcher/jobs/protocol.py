@@ -1,7 +1,7 @@
 """The protocol between the head of a job and its agents on other hosts: one JSON object a line, over any pipe.
 
-Head to agent, by "do": hello, ports, start, signal, kill, clear, ping, close. Agent to head, by "is": hello, refused,
-ports, output, state, not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.connection` say what is in
+Head to agent, by "do": hello, start, signal, clear, ping, close. Agent to head, by "is": hello, refused, output, state,
+not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.connection` say what is in
 them. Times travel as ages in seconds, because the clocks of two hosts differ.
 """
 
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 
 # A sign of life goes each way every second. Without one, either end takes the other for gone; the agent a little later,
 # so that workers do not end because of a head that is about to be heard again.

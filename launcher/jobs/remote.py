@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from launcher.errors import UsageError
 from launcher.jobs import protocol
 from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
-from launcher.jobs.output import JobConsole, LogFile, Tee
+from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.policy import Outcome, Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
 from launcher.machine.cluster import elastic, tf_config
@@ -46,7 +47,7 @@ class RemoteBackend:
     connect_timeout_seconds: float
     _seats: list[_Seat] = dataclasses.field(init=False, default_factory=list)
     _workers: dict[int, RemoteWorker] = dataclasses.field(init=False, default_factory=dict)
-    _answers: dict[tuple[Connection, str], dict[str, Any]] = dataclasses.field(init=False, default_factory=dict)
+    _cleared: set[Connection] = dataclasses.field(init=False, default_factory=set)
     _is_first: bool = dataclasses.field(init=False, default=True)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
@@ -68,7 +69,7 @@ class RemoteBackend:
             self.console.note(f"going on without a host: {refusal.message}")
         if number < self.job.workers:
             self.console.note(f"{number} of {self.job.workers} workers, with the same global batch")
-        self._seats = self._choose_seats(number)
+        self._seats = _seats(self.remotes.there)[:number]
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
         """What an attempt would run on the hosts that `prepare` has found."""
@@ -95,7 +96,7 @@ class RemoteBackend:
         for command, seat in zip(commands, self._seats, strict=True):
             connection = seat.remote.agent
             console = None if command.is_quiet else self.console
-            tee = Tee(console, f"[worker {command.rank}] ", LogFile(command.log, self.console).write)
+            tee = Tee(console, f"[worker {command.rank}] ", functools.partial(self.console.log, command.log))
             self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)
@@ -136,7 +137,16 @@ class RemoteBackend:
         is_known = cause is not None and cause.state is not WorkerState.VICTIM and cause.rank < len(self._seats)
         if cause and is_known and self.remotes.count_failure(self._seats[cause.rank].remote) >= _MOST_FAILURES:
             self.leave_out(cause.rank, f"{_MOST_FAILURES} failures in a row were its workers")
-        self._ask({worker.connection: {"do": "clear"} for worker in self._workers.values()}, "cleared")
+        self._cleared = set()
+        connections = {worker.connection for worker in self._workers.values()}
+        for connection in connections:
+            connection.send({"do": "clear"})
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while missing := [one for one in connections - self._cleared if not one.lost]:
+            if time.monotonic() > deadline:
+                for connection in missing:
+                    connection.drop(f"{connection.host.name} did not answer for {_ANSWER_SECONDS:g} s")
+            self.pump(_TURN_SECONDS)
         for worker in self._workers.values():
             worker.tee.close()
         self._workers = {}
@@ -144,34 +154,6 @@ class RemoteBackend:
     def close(self) -> None:
         self.clear()
         self.remotes.close(_CLOSE_SECONDS)
-
-    # --------------------------------------------------------------------------------------------------------- details
-
-    def _choose_seats(self, number: int) -> list[_Seat]:
-        """Places for `number` workers, host by host, on ports that are free now."""
-        seats = _seats(self.remotes.there)[:number]
-        questions = {seat.remote.agent: {"do": "ports", "count": seat.remote.host.slots} for seat in seats}
-        answers = self._ask(questions, "ports")
-        found = []
-        for seat in seats:
-            connection = seat.remote.agent
-            if connection not in answers:
-                raise NotReady(connection.lost, seat.remote.first_rank)
-            found.append(dataclasses.replace(seat, port=str(answers[connection]["ports"][seat.slot])))
-        return found
-
-    def _ask(self, questions: Mapping[Connection, Mapping[str, Any]], kind: str) -> dict[Connection, dict[str, Any]]:
-        """Sends each agent its question and waits for the answers, of which none comes from an agent that is lost."""
-        for connection, question in questions.items():
-            self._answers.pop((connection, kind), None)
-            connection.send(question)
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while missing := [c for c in questions if not c.lost and (c, kind) not in self._answers]:
-            if time.monotonic() > deadline:
-                for connection in missing:
-                    connection.drop(f"{connection.host.name} did not answer for {_ANSWER_SECONDS:g} s")
-            self.pump(_TURN_SECONDS)
-        return {c: self._answers.pop((c, kind)) for c in questions if (c, kind) in self._answers}
 
     def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
         worker = self._workers.get(message.get("rank", -1))
@@ -184,11 +166,11 @@ class RemoteBackend:
                 if worker.connection is connection:
                     what = f"could not be started on {connection.host.name}: {message['why']}"
                     worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what, is_outage=True)
-        elif message["is"] in ("ports", "cleared"):
-            self._answers[connection, message["is"]] = dict(message)
+        elif message["is"] == "cleared":
+            self._cleared.add(connection)
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
-        addresses = [f"{(seat.remote.connection or seat.remote).host.address}:{seat.port}" for seat in seats]
+        addresses = [seat.address for seat in seats]
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self.job.workers:
             common[elastic.FULL_WORKERS] = str(self.job.workers)
@@ -201,11 +183,18 @@ class RemoteBackend:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Seat:
-    """A worker's place: its host, the how many-th of that host it is, and its port there."""
+    """A worker's place: its host, and the how many-th of that host it is."""
 
     remote: RemoteHost
     slot: int
-    port: str = "<free port>"
+
+    @property
+    def address(self) -> str:
+        """Where it listens, on a port that was free when nothing ran there; in a plan, of a host that is not there."""
+        connection = self.remote.connection
+        if connection is None:
+            return f"{self.remote.host.address}:<free port>"
+        return f"{connection.host.address}:{connection.ports[self.slot]}"
 
 
 def _seats(remotes: Sequence[RemoteHost]) -> list[_Seat]:
@@ -230,13 +219,12 @@ class RemoteWorker:
         """Takes what the agent has seen anew; its ages become times of this host's clock."""
         now, ages = time.monotonic(), state["ages"]
         self.last_alive = now - ages["alive"]
-        self.exit_code = state.get("exit_code", self.exit_code)
-        self._frozen = state.get("frozen", self._frozen)
-        if state.get("unkillable"):
+        self.exit_code, self._frozen = state["exit_code"], state["frozen"]
+        if state["unkillable"]:
             self.trouble = Trouble(state=WorkerState.UNKILLABLE, what=state["unkillable"])
-        if state.get("report"):
+        if state["report"]:
             self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
-        if state.get("error"):
+        if state["error"]:
             self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
 
     def refresh(self) -> None:
@@ -249,7 +237,3 @@ class RemoteWorker:
     def send(self, number: int) -> None:
         if self.exit_code is None:
             self.connection.send({"do": "signal", "rank": self.command.rank, "number": int(number)})
-
-    def kill(self) -> None:
-        if self.exit_code is None:
-            self.connection.send({"do": "kill", "rank": self.command.rank})

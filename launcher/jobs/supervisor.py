@@ -17,13 +17,14 @@ from launcher.jobs.job import Backend, Command, Job, NotReady, Worker
 from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import JobConsole
-from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, Verdict, WorkerState, find_cause, judge
+from launcher.jobs.policy import Action, Decision, Outcome, Restarts, Trouble, WorkerState, decide, find_cause
 from launcher.jobs.stalls import AwakeClock, Frame, FreezeDetector, Stall, StallDetector, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
 from launcher.worker import preemption, progress
 from launcher.worker.preemption import REPEAT_SECONDS
+from launcher.worker.progress import Report
 
 _TURN_SECONDS = 0.05
 _SAVED_SECONDS = 5.0  # between looks for a new checkpoint, when hosts have come back
@@ -70,21 +71,21 @@ class Supervisor:
                 restarts = Restarts(self._job.max_restarts, self._first_step)
                 self._folder.begin(number)
                 while True:
-                    verdict = self._attempt(number)
-                    self._note_end(number, verdict)
-                    verdict = self._settle_restart(verdict, restarts)
-                    if verdict.action is not Decision.RESTART:
+                    decision = self._attempt(number)
+                    self._note_end(number, decision)
+                    decision = self._settle_restart(decision, restarts)
+                    if decision.action is not Action.RESTART:
                         break
-                    self._tell(verdict, restarts)
+                    self._tell(decision, restarts)
                     number += 1
             finally:
                 self._backend.close()
-        self._conclude(verdict, restarts, self._job.log(number, 0).parent)
-        return verdict.exit_code
+        self._conclude(decision, restarts, self._job.log(number, 0).parent)
+        return decision.exit_code
 
     # -------------------------------------------------------------------------------------------------- one attempt
 
-    def _attempt(self, number: int) -> Verdict:
+    def _attempt(self, number: int) -> Decision:
         self._attempts += 1
         self._began = Beginning()
         self._first_error = None
@@ -110,17 +111,17 @@ class Supervisor:
             return self._not_started(number, error)
         cause = None
         try:
-            verdict, outcomes = self._watch(workers)
-            cause = verdict.cause
+            decision, outcomes = self._watch(workers)
+            cause = decision.cause
             if self._drill:
-                self._drill.judged(workers, verdict)
+                self._drill.ended(workers, decision)
         finally:
             self._backend.clear(cause)
-        verdict = self._account_for_the_living(workers, verdict)
-        if verdict.cause is not None:
-            (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == verdict.cause.rank)
-            self._keep_error(number, verdict.cause, outcomes, first_error.last_lines(said))
-        return verdict
+        decision = self._account_for_the_living(workers, decision)
+        if decision.cause is not None:
+            (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == decision.cause.rank)
+            self._keep_error(number, decision.cause, outcomes, first_error.last_lines(said))
+        return decision
 
     def _check(self, number: int, commands: Sequence[Command]) -> bool:
         self._console.note(f"attempt {number}: checking the places of {len(commands)} worker(s)")
@@ -141,88 +142,87 @@ class Supervisor:
             attempt=number, cause=cause, outcomes=outcomes, log=log, last_lines=last_lines, time=time.time()
         )
 
-    def _note_end(self, number: int, verdict: Verdict) -> None:
+    def _note_end(self, number: int, decision: Decision) -> None:
         """Adds to attempts.jsonl what the chief cannot know: what ended it, or that it never began."""
-        error, signals = self._first_error, self._signals
-        if verdict.exit_code in (EXIT_DONE, EXIT_USAGE) or self._held.is_lost or self._job.member not in (None, 0):
+        if decision.exit_code in (EXIT_DONE, EXIT_USAGE) or self._held.is_lost or self._job.member:
             return  # the chief has told of it, and where flags are wrong, there was nothing
-        if error is not None:
-            self._folder.end_attempt(number, since=self._began, ended_by=error.ended_by)
-        elif verdict.exit_code == EXIT_PREEMPTED:
-            self._folder.end_attempt(number, since=self._began, ended_by=PREEMPTED)
-        elif signals:
-            self._folder.end_attempt(number, since=self._began, ended_by=f"stopped by {signal_name(signals[0])}")
+        if self._first_error is not None:
+            ended_by = self._first_error.ended_by
+        elif decision.exit_code == EXIT_PREEMPTED:
+            ended_by = PREEMPTED
+        else:
+            ended_by = f"stopped by {signal_name(self._signals[0])}"
+        self._folder.end_attempt(number, since=self._began, ended_by=ended_by)
 
-    def _not_started(self, number: int, error: NotReady) -> Verdict:
+    def _not_started(self, number: int, error: NotReady) -> Decision:
         cause = Outcome(rank=error.rank, trouble=_not_started(str(error), is_outage=error.is_outage))
         self._keep_error(number, cause, [cause], [])
         if error.may_pass:
-            return judge([cause])
+            return decide([cause])
         self._mistake = str(error)
-        return Verdict(action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
+        return Decision(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=cause)
 
-    def _account_for_the_living(self, workers: Sequence[Worker], verdict: Verdict) -> Verdict:
+    def _account_for_the_living(self, workers: Sequence[Worker], decision: Decision) -> Decision:
         """Gives up where a worker of the attempt still runs: the next one would share its devices and its files."""
         living = [outcome for outcome in outcomes_of(workers) if outcome.state is WorkerState.UNKILLABLE]
         for outcome in living:
             self._console.note(f"worker {outcome.rank} {first_error.what_happened(outcome)}")
-        if not living or verdict.action in (Decision.DONE, Decision.GIVE_UP):
-            return verdict
+        if not living or decision.action in (Action.DONE, Action.GIVE_UP):
+            return decision
         self._why_no_more = f"the next attempt would share what worker {living[0].rank} still holds"
-        return Verdict(
-            action=Decision.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
+        return Decision(
+            action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
         )
 
-    def _watch(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
+    def _watch(self, workers: Sequence[Worker]) -> tuple[Decision, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
         clock = AwakeClock(time.monotonic())
         watch = StallDetector(
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
         frozen = FreezeDetector()
-        has_passed_on = grows = False
+        are_asked = grows = False
         self._more_since = self._straggler = None
         while True:
             self._turn(workers)
             outcomes = outcomes_of(workers)
-            if not has_passed_on and any(worker.report and worker.report.stopping for worker in workers):
-                has_passed_on = True  # those who wait for that worker cannot hear it from it
-                for worker in workers:
-                    worker.send(signal.SIGTERM)
             if self._signals:
                 return self._stop(workers)
-            if not has_passed_on and (why := self._why_other_hosts(workers)):
-                has_passed_on = grows = True
+            # Those who wait for a worker that stops cannot hear it from it.
+            is_stopping = any(worker.report and worker.report.stopping for worker in workers)
+            why = "" if are_asked or is_stopping else self._why_other_hosts(workers)
+            if why:
                 self._console.note(f"{why}: all workers are asked to save and end, to go on with other hosts")
+            if why or (is_stopping and not are_asked):
+                are_asked, grows = True, bool(why)
                 for worker in workers:
                     worker.send(signal.SIGTERM)
             try:
                 self._held.check()
             except LeaseLostError as error:
                 self._console.error(str(error))
-                return Verdict(action=Decision.STOP, exit_code=error.exit_code), outcomes
+                return Decision(action=Action.STOP, exit_code=error.exit_code), outcomes
             if all(outcome.state is WorkerState.SUCCEEDED for outcome in outcomes):
-                return judge(outcomes), outcomes
+                break
             if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
                 self._wait_for_all(workers, self._job.grace_period_seconds)
                 outcomes = outcomes_of(workers)
-                verdict = judge(outcomes)
-                if grows and verdict.action is Decision.STOP and verdict.cause is None:
-                    verdict = Verdict(action=Decision.RESTART, exit_code=EXIT_PREEMPTED)
-                return verdict, outcomes
-            if find_cause(outcomes) is not None:
+                break
+            if find_cause(outcomes):
                 outcomes = self._settle(workers)
-                return judge(outcomes), outcomes
+                break
             now = clock.advance(time.monotonic())
             if frozen.observe(now, [worker.command.rank for worker in workers if worker.is_frozen()]):
-                outcomes = _with_frozen(workers, outcomes)
-                if find_cause(outcomes) is not None:  # and nobody has let it go on in this moment
-                    return judge(outcomes), outcomes
-            running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
-            stall = watch.observe(now, running)
-            if stall is not None:
+                outcomes = _with_frozen(workers)
+                if find_cause(outcomes):  # and nobody has let it go on in this moment
+                    break
+            if stall := watch.observe(now, _reports_of_running(workers)):
                 outcomes = self._blame(workers, stall)
-                return judge(outcomes), outcomes
+                break
+        decision = decide(outcomes)
+        if grows and decision.action is Action.STOP and decision.cause is None:
+            decision = Decision(action=Action.RESTART, exit_code=EXIT_PREEMPTED)
+        return decision, outcomes
 
     def _why_other_hosts(self, workers: Sequence[Worker]) -> str:
         """A straggler's host has been left out, or more workers could run and a step has been saved since; else ""."""
@@ -258,7 +258,7 @@ class Supervisor:
         """Waits a moment for the failure behind the first one seen."""
         began = time.monotonic()
         while True:
-            outcomes = _with_frozen(workers, outcomes_of(workers))
+            outcomes = _with_frozen(workers)
             cause = find_cause(outcomes)
             assert cause is not None
             waited = time.monotonic() - began
@@ -269,7 +269,7 @@ class Supervisor:
                 return outcomes
             self._turn(workers)
 
-    def _stop(self, workers: Sequence[Worker]) -> tuple[Verdict, list[Outcome]]:
+    def _stop(self, workers: Sequence[Worker]) -> tuple[Decision, list[Outcome]]:
         """Passes a signal on, and ends the attempt within the grace period, or at once on a second signal."""
         number = self._signals[0]
         grace = self._job.grace_period_seconds
@@ -282,16 +282,16 @@ class Supervisor:
             worker.send(number if number == signal.SIGINT else signal.SIGTERM)
         self._wait_for_all(workers, grace)
         outcomes = outcomes_of(workers)
-        verdict = judge(outcomes)
-        if verdict.action in (Decision.RESTART, Decision.GIVE_UP) or any(
+        decision = decide(outcomes)
+        if decision.action in (Action.RESTART, Action.GIVE_UP) or any(
             outcome.exit_code is None for outcome in outcomes
         ):
-            told = verdict.cause if verdict.cause and verdict.cause.error else None
+            told = decision.cause if decision.cause and decision.cause.error else None
             preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
             preempted = preempted or any(map(_was_starting, workers))
             exit_code = EXIT_PREEMPTED if preempted else 128 + number
-            verdict = Verdict(action=Decision.STOP, exit_code=exit_code, cause=told)
-        return verdict, outcomes
+            decision = Decision(action=Action.STOP, exit_code=exit_code, cause=told)
+        return decision, outcomes
 
     def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
         """Until they have ended, the time is over, or a second signal says that somebody will not wait.
@@ -308,6 +308,7 @@ class Supervisor:
 
     def _blame(self, workers: Sequence[Worker], stall: Stall) -> list[Outcome]:
         """Asks every worker for its stacks and names the one that holds the job up."""
+        troubles: dict[int, Trouble] = {}
         if stall.silent:
             troubles = dict.fromkeys(stall.silent, _not_started(f"no report within {stall.seconds:.0f} s"))
             names = ", ".join(f"worker {rank}" for rank in stall.silent)
@@ -316,14 +317,11 @@ class Supervisor:
         else:
             self._console.note(f"no progress for {stall.seconds:.0f} s; the stacks of all workers follow")
             stacks = self._dump_stacks(workers)
-            running = {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
-            if running:
+            if running := _reports_of_running(workers):
                 rank, reasons = find_stuck(running, stacks)
                 what = f"is stuck: no progress for {stall.seconds:.0f} s, {reasons}"
                 troubles = {rank: Trouble(state=WorkerState.STUCK, what=what)}
-            else:
-                troubles = {}
-        outcomes = _with_frozen(workers, outcomes_of(workers))
+        outcomes = _with_frozen(workers)
         if any(outcome.trouble for outcome in outcomes):
             return outcomes  # Whoever is frozen is the one that holds up the others.
         return [dataclasses.replace(one, trouble=troubles.get(one.rank, one.trouble)) for one in outcomes]
@@ -349,10 +347,10 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------- between attempts
 
-    def _settle_restart(self, verdict: Verdict, restarts: Restarts) -> Verdict:
+    def _settle_restart(self, decision: Decision, restarts: Restarts) -> Decision:
         """Turns a restart into giving up where no more are allowed; otherwise waits until it is time."""
-        if verdict.action is not Decision.RESTART or verdict.cause is None:
-            return verdict  # without a cause, nothing has failed
+        if decision.action is not Action.RESTART or decision.cause is None:
+            return decision  # without a cause, nothing has failed
         error = self._first_error
         assert error is not None
         # The folder may know of a step that no worker could tell of; where one has told of progress, it is not asked.
@@ -365,7 +363,7 @@ class Supervisor:
             if self._job.is_pod and self._folder.newest_step() > self._first_step:
                 exit_code = EXIT_PREEMPTED
                 self._console.note("there is a new checkpoint: ends with 42, for a new pod that is not counted")
-            return Verdict(action=Decision.GIVE_UP, exit_code=exit_code, cause=verdict.cause)
+            return Decision(action=Action.GIVE_UP, exit_code=exit_code, cause=decision.cause)
         beside = self._folder.write_error(error, exit_code=None)
         delay = restarts.delay_seconds()
         self._console.note("\n".join(filter(None, [error.text(), beside])))
@@ -375,55 +373,55 @@ class Supervisor:
         while time.monotonic() < deadline and not self._signals:
             self._backend.pump(_TURN_SECONDS)
             self._console.turn()
-        return self._stopped_between(verdict) if self._signals else verdict
+        return self._stopped_between(decision) if self._signals else decision
 
-    def _tell(self, verdict: Verdict, restarts: Restarts) -> None:
+    def _tell(self, decision: Decision, restarts: Restarts) -> None:
         """Tells the command of --on_event what becomes of the job; "text" is what chats show."""
-        error = self._first_error.headline if self._first_error and verdict.cause else None
-        what = f"{verdict.action.value} at step {max(0, self._step)}"
-        event = {
-            "event": "restart" if verdict.action is Decision.RESTART else "end",
-            "text": f"{self._job.model_dir}: {what}" + (f": {error}" if error else ""),
-            "model_dir": self._job.model_dir,
-            "attempts": self._attempts,
-            "restarts": restarts.total,
-            "step": max(0, self._step),
-            "exit_code": verdict.exit_code,
-            "error": error,
-        }
-        self._hook.tell({**event, "time": time.time()})
+        error = self._first_error.headline if self._first_error and decision.cause else None
+        what = f"{decision.action.value} at step {max(0, self._step)}"
+        self._hook.tell(
+            event="restart" if decision.action is Action.RESTART else "end",
+            text=f"{self._job.model_dir}: {what}" + (f": {error}" if error else ""),
+            model_dir=self._job.model_dir,
+            attempts=self._attempts,
+            restarts=restarts.total,
+            step=max(0, self._step),
+            exit_code=decision.exit_code,
+            error=error,
+            time=time.time(),
+        )
 
-    def _stopped_between(self, verdict: Verdict | None = None) -> Verdict:
+    def _stopped_between(self, decision: Decision | None = None) -> Decision:
         """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
         number = self._signals[0]
         exit_code = 128 + number if number == signal.SIGINT else EXIT_PREEMPTED
-        return Verdict(action=Decision.STOP, exit_code=exit_code, cause=verdict.cause if verdict else None)
+        return Decision(action=Action.STOP, exit_code=exit_code, cause=decision.cause if decision else None)
 
-    def _conclude(self, verdict: Verdict, restarts: Restarts, logs: Path) -> None:
+    def _conclude(self, decision: Decision, restarts: Restarts, logs: Path) -> None:
         error, beside = self._first_error, ""
         if self._held.ask():
             pass  # the folder is another run's now
-        elif verdict.action is Decision.DONE:
+        elif decision.action is Action.DONE:
             self._folder.clear_error()
-        elif error is not None and verdict.exit_code == EXIT_USAGE and self._attempts == 1:
+        elif error is not None and decision.exit_code == EXIT_USAGE and self._attempts == 1:
             self._console.finish_logs()
             self._folder.remove_logs(logs)
         elif error is not None:
-            beside = self._folder.write_error(error, exit_code=verdict.exit_code)
+            beside = self._folder.write_error(error, exit_code=decision.exit_code)
         may_summarise = not self._job.member and not self._held.is_lost
-        if verdict.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
+        if decision.exit_code in (EXIT_FAILED, EXIT_RETRY) and error is not None and may_summarise:
             self._folder.ensure_summary(
-                since=self._began, exit_code=verdict.exit_code, error=error.headline, step=self._step
+                since=self._began, exit_code=decision.exit_code, error=error.headline, step=self._step
             )
         self._console.finish_logs()
-        self._tell(verdict, restarts)
-        attempts, code = f"{self._attempts} attempt(s), {restarts.total} restart(s)", verdict.exit_code
-        self._console.note(f"job {verdict.action.value}: {attempts}, exit code {code}")
+        self._tell(decision, restarts)
+        attempts, code = f"{self._attempts} attempt(s), {restarts.total} restart(s)", decision.exit_code
+        self._console.note(f"job {decision.action.value}: {attempts}, exit code {code}")
         if self._mistake:
             self._console.error(f"error: {self._mistake}")
-        elif verdict.action is not Decision.DONE and error is not None:
+        elif decision.action is not Action.DONE and error is not None:
             self._console.error("\n".join(filter(None, [error.text(), beside])))
-            if verdict.action is Decision.GIVE_UP and verdict.exit_code == EXIT_RETRY:
+            if decision.action is Action.GIVE_UP and decision.exit_code == EXIT_RETRY:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
         self._hook.close()
@@ -438,11 +436,15 @@ def _not_started(why: str, *, is_outage: bool = False) -> Trouble:
     return Trouble(state=WorkerState.NOT_STARTED, what=f"did not start: {why}", is_outage=is_outage)
 
 
-def _with_frozen(workers: Sequence[Worker], found: Sequence[Outcome]) -> list[Outcome]:
+def _reports_of_running(workers: Sequence[Worker]) -> dict[int, Report | None]:
+    return {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
+
+
+def _with_frozen(workers: Sequence[Worker]) -> list[Outcome]:
     trouble = Trouble(state=WorkerState.FROZEN, what="is frozen: a signal such as SIGSTOP has stopped it")
     return [
         dataclasses.replace(outcome, trouble=trouble) if worker.is_frozen() else outcome
-        for worker, outcome in zip(workers, found, strict=True)
+        for worker, outcome in zip(workers, outcomes_of(workers), strict=True)
     ]
 
 

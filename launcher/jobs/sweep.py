@@ -18,7 +18,7 @@ from absl import flags
 from launcher import modes
 from launcher.config import gin_files
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE, UsageError
-from launcher.jobs import agent, backends, local, supervisor
+from launcher.jobs import agent, local, supervisor
 from launcher.jobs.output import JobConsole
 from launcher.machine import child_process, nvidia
 from launcher.machine.cluster.claim import whole_number
@@ -136,7 +136,8 @@ def _trials(text: str, model_dir: str, *given: Sequence[str]) -> list[Trial]:
     if len(chosen) > _MOST or len({*folders}) < len(folders) or max(map(len, said)) > _LONGEST:
         raise UsageError(f"--sweep={text!r}: over {_MOST:,} trials, or two of one folder, or a long name; take others")
     replaced = flags.FlagValues()
-    backends.define(dict.fromkeys(("sweep", "at_once", "model_dir"), (flags.DEFINE_string, None, "")), replaced)
+    for name in ("sweep", "at_once", "model_dir"):
+        flags.DEFINE_string(name, None, "", flag_values=replaced)
     flags.DEFINE_bool("dry_run", False, "", flag_values=replaced)
     of_job, theirs = (modes.parse(replaced, ["", *words], known_only=True) for words in given)
     trials = []

@@ -5,21 +5,16 @@ image starts, so nothing is to be started on them. Our program finds the slice b
 its own host to that worker: TPU_LOAD_LIBRARY=0.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import re
 import shlex
 from collections.abc import Sequence
 
-from absl import flags
-
 from launcher.errors import UsageError
 from launcher.jobs.transports import Host, Refusal, last_words, missing
-
-# What only this backend reads.
-FLAGS = {
-    "tpu_node": (flags.DEFINE_string, None, "Cloud TPU node, for tpu_vm."),
-    "zone": (flags.DEFINE_string, None, "Its zone. Default: the one gcloud is set to."),
-    "project": (flags.DEFINE_string, None, "Its project. Default: the one gcloud is set to."),
-}
+from launcher.modes import flag
 
 # Where scripts/tpu_vm_startup.sh installs, on every host.
 PYTHON = "/opt/launcher/python"
@@ -37,6 +32,15 @@ _MISTAKES = (
 )  # fmt: skip
 
 
+@dataclasses.dataclass
+class NodeFlags:
+    """The flags that only this backend reads."""
+
+    tpu_node: str | None = flag("Cloud TPU node, for tpu_vm.")
+    zone: str | None = flag("Its zone. Default: the one gcloud is set to.")
+    project: str | None = flag("Its project. Default: the one gcloud is set to.")
+
+
 class TpuVm:
     """Runs a command by `gcloud compute tpus tpu-vm ssh`, on hosts of one node: "name" or "user@name".
 
@@ -46,9 +50,9 @@ class TpuVm:
     def __init__(self, node: str | None, zone: str | None, project: str | None, addresses: Sequence[str] = ()):
         if not node:
             raise UsageError("--tpu_node is missing: name the node, as `gcloud compute tpus tpu-vm list` shows it")
-        for flag, value, pattern in (("tpu_node", node, _NODE), ("zone", zone, _PLACE), ("project", project, _PLACE)):
+        for option, value, pattern in (("tpu_node", node, _NODE), ("zone", zone, _PLACE), ("project", project, _PLACE)):
             if value and not pattern.fullmatch(value):
-                raise UsageError(f"--{flag}={value}: is no such name; use small letters, digits and dashes")
+                raise UsageError(f"--{option}={value}: is no such name; use small letters, digits and dashes")
         self.missing = missing("gcloud", "install Google Cloud's command line")
         place = [f"--{name}={value}" for name, value in (("zone", zone), ("project", project)) if value]
         self.node = node.rpartition("@")[2]

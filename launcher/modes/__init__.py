@@ -74,6 +74,11 @@ class Request:
     dry_run: bool = flag("Print the plan and stop; nothing is written.", False)
 
     @property
+    def is_run_on_every_host(self) -> bool:
+        """Whether each host of a TPU slice runs the program; else one program drives all of them."""
+        return False
+
+    @property
     def run_dir(self) -> str:
         """The folder of the run: --model_dir, or runs/RECIPE."""
         return self.model_dir or default_model_dir(self.gin_file)
@@ -89,6 +94,10 @@ class EngineRequest(Request):
         flags.DEFINE_enum,
         enum_values=["tensorflow", "pjrt"],
     )
+
+    @property
+    def is_run_on_every_host(self) -> bool:
+        return self.engine == "pjrt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,8 +218,8 @@ class Mode:
     @property
     def own_flags(self) -> dict[str, dataclasses.Field]:
         """The flags that it reads and not every mode accepts, by name."""
-        common = {field.name for field in dataclasses.fields(Request)}
-        return {field.name: field for field in dataclasses.fields(self.request) if field.name not in common}
+        common = fields_of(Request)
+        return {name: field for name, field in fields_of(self.request).items() if name not in common}
 
 
 _DEVICES = ("strategy", "replicas", "tpu")
@@ -274,13 +283,23 @@ MODES: dict[str, Mode] = {
 def define_flags() -> flags.FlagValues:
     """All flags, in the order of --help; apart from absl's global ones, where TensorFlow and TFDS put theirs."""
     values = flags.FlagValues()
-    for field in dataclasses.fields(Request):
-        _define(field, field.metadata["help"], values)
+    define(fields_of(Request), values)
     for name, readers in _readers().items():
         field = readers[0].own_flags[name]
         _define(field, f"For {_named(readers)}: {field.metadata['help']}", values)
     define_about(values)
     return values
+
+
+def fields_of(*tables: type) -> dict[str, dataclasses.Field]:
+    """The flags of classes whose fields are `flag`s, by name."""
+    return {field.name: field for table in tables for field in dataclasses.fields(table)}
+
+
+def define(table: Mapping[str, dataclasses.Field], values: flags.FlagValues) -> None:
+    """Defines the flags of `fields_of`."""
+    for field in table.values():
+        _define(field, field.metadata["help"], values)
 
 
 def define_about(values: flags.FlagValues) -> None:

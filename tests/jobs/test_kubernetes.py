@@ -365,87 +365,42 @@ def test_an_overlay_that_makes_no_sense_is_one_message(run, overlay, content, sa
 
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
-    """A stand-in for the cluster, which has what the file `there` says: notes its words, and fails as the test says."""
+    """A stand-in for the cluster: notes its words, and fails with what the file `says` has, where there is one."""
     folder = tmp_path.parent / f"{tmp_path.name}-kubectl"
     folder.mkdir()
     script = folder / "kubectl"
     script.write_text(f"""#!/bin/sh
 echo "$*" >>{folder}/words
 cat >{folder}/input
-[ "$1" != get ] || cat {folder}/there 2>/dev/null
-[ "$1" != "${{FAILS-none}}" ]
+[ ! -e {folder}/says ] || {{ cat {folder}/says >&2; exit 1; }}
 """)
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
 
-def test_without_dry_run_kubectl_gets_the_manifest_that_dry_run_prints(run, kubectl):
+def test_without_dry_run_kubectl_creates_what_dry_run_prints_once_the_cluster_would_take_all_of_it(run, kubectl):
     _, printed = run("--dry_run", *FLAGS)
     code, _ = run(*FLAGS)
     assert code == 0
-    looked, applied = (kubectl / "words").read_text().splitlines()
-    assert looked.startswith("get --filename=- --ignore-not-found") and applied == "apply --filename=-"
+    assert (kubectl / "words").read_text() == "create --dry-run=server --filename=-\ncreate --filename=-\n"
     assert (kubectl / "input").read_text() == printed.out
 
 
-@pytest.mark.parametrize("verb", ["get", "apply"])
-def test_a_refusal_of_the_cluster_is_the_end(run, kubectl, monkeypatch, verb):
-    monkeypatch.setenv("FAILS", verb)
-    code, printed = run(*FLAGS)
-    assert code == 70 and f"kubectl {verb} ended with exit code 1" in printed.err
-
-
-def in_the_cluster(text, *, condition=None, applied=True):
-    """What `kubectl get` answers of manifests that it has applied, with what it and the API server add."""
-    items = []
-    for manifest in yaml.safe_load_all(text):
-        given = {**manifest, "metadata": {"annotations": {}, "namespace": "default", **manifest["metadata"]}}
-        notes = {APPLIED: json.dumps(given)} if applied else {}
-        found = copy.deepcopy(given) | {"metadata": {**given["metadata"], "uid": "1", "annotations": notes}}
-        if manifest["kind"] in ("JobSet", "TrainJob"):
-            found["spec"]["suspend"] = False
-            states = [{"type": "Suspended", "status": "False"}, {"type": condition, "status": "True"}]
-            found["status"] = {"conditions": states if condition else []}
-        items.append(found)
-    return json.dumps({"kind": "List", "items": items})
-
-
-APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-FORMS = pytest.mark.parametrize("form", ["jobset", "trainjob"])
-
-
-@FORMS
-def test_a_job_that_is_there_as_it_is_asked_for_is_applied_again(run, kubectl, form):
-    flags = (*FLAGS, f"--manifest={form}")
-    (kubectl / "there").write_text(in_the_cluster(run("--dry_run", *flags)[1].out))
-    code, printed = run(*flags)
-    assert code == 0, printed.err
-    assert (kubectl / "words").read_text().splitlines()[-1] == "apply --filename=-"
-
-
-@FORMS
 @pytest.mark.parametrize(
-    ("there", "condition", "applied", "said"),
+    ("form", "says", "code", "told"),
     [
-        (["--workers=3"], None, True, ["completions is 3 there, and 1 here"]),
-        (["--resources=memory=8Gi"], None, True, ["resources is {'requests'", "there, and None here"]),
-        ([], "Failed", True, ["it is the same, and Failed"]),
-        ([], None, False, ["not from kubectl apply"]),
+        ("jobset", "error: no matches for kind", 70, ["kubectl create ended with exit code 1"]),
+        ("jobset", "Error from server (AlreadyExists): x", 64, ["jobset,networkpolicy resnet-cpu", "--job_name"]),
+        ("trainjob", "Error from server (AlreadyExists): x", 64, ["trainjob,trainingruntime,networkpolicy resnet-cpu"]),
     ],
 )
-def test_one_that_is_there_otherwise_or_has_ended_is_told_and_left_alone(
-    run, kubectl, form, there, condition, applied, said
-):
-    flags = (*FLAGS, f"--manifest={form}")
-    text = run("--dry_run", *flags, *there)[1].out
-    (kubectl / "there").write_text(in_the_cluster(text, condition=condition, applied=applied))
-    code, printed = run(*flags)
-    assert code == 64 and printed.err.count("\n") == 1
-    kinds = {"jobset": "jobset,networkpolicy", "trainjob": "trainjob,trainingruntime,networkpolicy"}[form]
-    for part in (*said, "--job_name", f"kubectl delete {kinds} resnet-cpu"):
-        assert part in printed.err
-    assert "apply" not in (kubectl / "words").read_text().split()
+def test_what_the_cluster_refuses_is_told_and_nothing_is_created(run, kubectl, form, says, code, told):
+    (kubectl / "says").write_text(says + "\n")
+    ended, printed = run(*FLAGS, f"--manifest={form}")
+    assert ended == code and says in printed.err
+    assert all(part in printed.err.splitlines()[-1] for part in told)
+    assert (kubectl / "words").read_text() == "create --dry-run=server --filename=-\n"
 
 
 def test_a_trainjob_is_valid_and_makes_the_jobset_that_would_have_been_there(run, overlay, validator):

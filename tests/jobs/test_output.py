@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.jobs import output, writer
-from launcher.jobs.output import JobConsole, LogFile, Tee
+from launcher.jobs.output import JobConsole, Tee
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def console():
 
 @pytest.fixture
 def tee(tmp_path, console):
-    return Tee(console, "[worker 3] ", LogFile(tmp_path / "logs" / "worker_3.log", console).write)
+    return Tee(console, "[worker 3] ", functools.partial(console.log, tmp_path / "logs" / "worker_3.log"))
 
 
 def test_lines_that_arrive_in_pieces_are_put_together(tee, console, tmp_path, capfd):
@@ -60,7 +61,7 @@ def test_bytes_that_are_no_text_pass(tee, console, tmp_path, capfdbinary):
 def test_a_full_disk_stops_the_log_and_not_the_console(tmp_path, capfd):
     (tmp_path / "worker_3.log").symlink_to("/dev/full")
     console = JobConsole()
-    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console).write)
+    tee = Tee(console, "[worker 3] ", functools.partial(console.log, tmp_path / "worker_3.log"))
     tee.feed(b"one\n")
     tee.feed(b"two\n")
     tee.close()
@@ -75,7 +76,7 @@ def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp
     monkeypatch.setattr(output, "_PATIENCE_SECONDS", 0.5)
     os.mkfifo(tmp_path / "worker_3.log")  # whoever opens it waits for a reader
     console = JobConsole()
-    tee = Tee(console, "[worker 3] ", LogFile(tmp_path / "worker_3.log", console).write)
+    tee = Tee(console, "[worker 3] ", functools.partial(console.log, tmp_path / "worker_3.log"))
     for _ in range(100):
         tee.feed(b"x" * 65535 + b"\n")
         while console.is_behind:
@@ -91,16 +92,15 @@ def test_a_log_that_takes_nothing_stops_nothing_and_is_said_to_be_incomplete(tmp
 def test_what_is_left_out_of_a_log_is_counted_there(tmp_path, console, eventually):
     path = tmp_path / "worker_3.log"
     os.mkfifo(path)
-    log = LogFile(path, console)
     for _ in range(100):
-        log.write(b"x" * 65536)
+        console.log(path, b"x" * 65536)
     with concurrent.futures.ThreadPoolExecutor(1) as reader:
         read = reader.submit(path.read_bytes)
 
         def catches_up():
             console.turn()
-            log.write(b"x")
-            return not log._missing
+            console.log(path, b"x")
+            return not console._writers[None].missing_bytes
 
         eventually(catches_up)
         console.finish_logs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.jobs.policy import Decision, Outcome, Restarts, Trouble, WorkerState, find_cause, judge
+from launcher.jobs.policy import Action, Outcome, Restarts, Trouble, WorkerState, decide, find_cause
 from launcher.worker.progress import ErrorRecord
 
 FROZEN = Trouble(state=WorkerState.FROZEN, what="is frozen")
@@ -61,23 +61,23 @@ def test_the_state_of_a_worker_follows_from_its_end_or_from_what_is_held_against
 @pytest.mark.parametrize(
     ("outcomes", "action", "exit_code"),
     [
-        ([ended(0, 0), ended(1, 0)], Decision.DONE, 0),
-        ([ended(0, 64), ended(1, 1)], Decision.GIVE_UP, 64),
-        ([raised(0, "ValueError", 70, at=1.0), ended(1, 1)], Decision.GIVE_UP, 70),
-        ([raised(0, "InternalError", 70, at=2.0), ended(1, -9, at=1.0)], Decision.RESTART, 75),  # 70 in a victim
-        ([raised(0, "CancelledError", 70, at=1.0), ended(1, 1)], Decision.RESTART, 75),
-        ([ended(0, 42), ended(1, 42)], Decision.STOP, 42),
-        ([ended(0, 42), ended(1, 1)], Decision.STOP, 42),
-        ([ended(0, 42), ended(1, None)], Decision.STOP, 42),
-        ([ended(0, 42, at=2.0), ended(1, 70, at=1.0)], Decision.GIVE_UP, 70),
-        ([ended(0, 1), ended(1, 1)], Decision.RESTART, 75),
-        ([ended(0, 75), ended(1, 0)], Decision.RESTART, 75),
-        ([ended(0, 137), ended(1, 0)], Decision.RESTART, 75),
-        ([Outcome(rank=0, trouble=STUCK), ended(1, None)], Decision.RESTART, 75),
+        ([ended(0, 0), ended(1, 0)], Action.DONE, 0),
+        ([ended(0, 64), ended(1, 1)], Action.GIVE_UP, 64),
+        ([raised(0, "ValueError", 70, at=1.0), ended(1, 1)], Action.GIVE_UP, 70),
+        ([raised(0, "InternalError", 70, at=2.0), ended(1, -9, at=1.0)], Action.RESTART, 75),  # 70 in a victim
+        ([raised(0, "CancelledError", 70, at=1.0), ended(1, 1)], Action.RESTART, 75),
+        ([ended(0, 42), ended(1, 42)], Action.STOP, 42),
+        ([ended(0, 42), ended(1, 1)], Action.STOP, 42),
+        ([ended(0, 42), ended(1, None)], Action.STOP, 42),
+        ([ended(0, 42, at=2.0), ended(1, 70, at=1.0)], Action.GIVE_UP, 70),
+        ([ended(0, 1), ended(1, 1)], Action.RESTART, 75),
+        ([ended(0, 75), ended(1, 0)], Action.RESTART, 75),
+        ([ended(0, 137), ended(1, 0)], Action.RESTART, 75),
+        ([Outcome(rank=0, trouble=STUCK), ended(1, None)], Action.RESTART, 75),
     ],
 )
 def test_exit_codes_decide_between_retry_and_giving_up(outcomes, action, exit_code):
-    verdict = judge(outcomes)
+    verdict = decide(outcomes)
     assert (verdict.action, verdict.exit_code) == (action, exit_code)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from launcher import modes
 from launcher.checkpoints import CheckpointStore
 from launcher.errors import UsageError
 from launcher.jobs import private_network
+from launcher.jobs.job import Job
 
 SUPPORT = ROOT / "tests" / "support"
 
@@ -73,7 +75,11 @@ def test_signals_restarts_and_exit_codes_are_as_ever(run_job):
 def needs(*flags, **environ):
     values = modes.define_flags()
     values(["launcher.main", *flags])
-    return private_network._needs_network(flags, modes.make_request(values), environ)
+    job = Job(
+        identity="", workers=2, module="", arguments=flags, model_dir="", scratch=Path(),
+        request=modes.make_request(values),
+    )  # fmt: skip
+    return private_network._needs_network(job, environ)
 
 
 def test_what_may_need_the_network_keeps_it_unless_it_is_asked_to_do_without(tmp_path, monkeypatch):
@@ -97,12 +103,11 @@ def test_a_kernel_that_refuses_is_an_error_only_where_it_was_asked(monkeypatch):
     options, rest = entry.define_flags(), ["--gin_file=resnet_cpu.gin"]
     options(["launcher.launch", "--workers=2"])
     job = entry.make_job(options, rest)
-    request = modes.Request(gin_file=("resnet_cpu.gin",))
     monkeypatch.setattr(private_network, "_refusal", lambda: "no")
     environ = {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert private_network.enter("auto", job, request, environ) is None
+    assert private_network.enter("auto", job, environ) == ""
     with pytest.raises(UsageError, match="--private_network=on: no"):
-        private_network.enter("on", job, request, environ)
+        private_network.enter("on", job, environ)
     assert "NCCL_SOCKET_IFNAME" not in environ and os.path.exists("/proc/net")
 
 
@@ -110,9 +115,8 @@ def test_a_command_that_is_told_of_events_has_the_network_of_this_host(monkeypat
     entered = []
     monkeypatch.setattr(private_network, "_refusal", lambda: "")
     monkeypatch.setattr(private_network, "_unshare", lambda: entered.append(True))
-    request = modes.Request(gin_file=("resnet_cpu.gin",))
     for more in (["--on_event=cat"], []):
         options = entry.define_flags()
         options(["launcher.launch", "--workers=2", *more])
-        private_network.enter("auto", entry.make_job(options, ["--gin_file=resnet_cpu.gin"]), request, {})
+        private_network.enter("auto", entry.make_job(options, ["--gin_file=resnet_cpu.gin"]), {})
         assert bool(entered) is (not more)

@@ -17,7 +17,7 @@ from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
 from launcher.jobs.drill.verdict import Attempt, Fault
 from launcher.jobs.job import Command, Job, Worker
 from launcher.jobs.output import JobConsole
-from launcher.jobs.policy import Verdict
+from launcher.jobs.policy import Decision
 from launcher.worker import drill
 from launcher.worker.progress import Report
 
@@ -85,7 +85,7 @@ class Drill:
                 self._struck = True
                 self.fault.at = max(self.fault.at, each.monotonic)
 
-    def judged(self, workers: Sequence[Worker], verdict: Verdict) -> None:
+    def ended(self, workers: Sequence[Worker], verdict: Decision) -> None:
         """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
         attempt = self.attempts[-1]
         attempt.ended_at = time.monotonic()

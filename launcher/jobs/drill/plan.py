@@ -1,5 +1,7 @@
 """The flags of a drill: which fault, in which worker, when."""
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 
@@ -7,29 +9,35 @@ from absl import flags
 
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
+from launcher.modes import fields_of, flag
 from launcher.worker import drill
 
 KILL, FREEZE, PREEMPT, CORRUPT = "kill", "freeze", "preempt", "corrupt_checkpoint"
 KINDS = (KILL, FREEZE, drill.EXCEPTION, drill.STUCK, PREEMPT, drill.DISK_FULL, CORRUPT, drill.FLIP_BIT)
-FLAGS = {
-    "drill": (
-        flags.DEFINE_enum, None, KINDS,
+
+
+@dataclasses.dataclass
+class DrillFlags:
+    """The flags of a drill."""
+
+    drill: str | None = flag(
         f"Rehearse one fault in this job's first attempt, and report whether the job survived it: {', '.join(KINDS)}.",
-    ),
-    "drill_worker": (
-        flags.DEFINE_integer, None,
-        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints.",
-    ),
-    "drill_step": (
-        flags.DEFINE_integer, None,
+        define=flags.DEFINE_enum,
+        enum_values=KINDS,
+    )
+    drill_worker: int | None = flag(
+        "Worker that the fault happens in. Default: the last; for disk_full the first, which alone writes checkpoints."
+    )
+    drill_step: int | None = flag(
         "The fault happens when that worker reports this step or a later one. Default: after a checkpoint that this "
-        "command has written; for corrupt_checkpoint, after two.",
-    ),
-    "drill_reference": (
-        flags.DEFINE_string, None,
-        "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit.",
-    ),
-}  # fmt: skip
+        "command has written; for corrupt_checkpoint, after two."
+    )
+    drill_reference: str | None = flag(
+        "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit."
+    )
+
+
+FLAGS = fields_of(DrillFlags)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
