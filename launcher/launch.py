@@ -44,12 +44,14 @@ class JobFlags:
 
     workers: int | None = flag(
         "Processes that train together, each with its replicas. Default: 1, or one a host, or one a task of a Slurm "
-        "job; on several hosts, a multiple of their number."
+        "job; on several hosts, a multiple of their number.",
+        lower_bound=1,
     )
     max_restarts: int | None = flag(
         "Restarts without progress before giving up; progress starts the count over. On Kubernetes: restarts of all "
         "pods, of which those after a new checkpoint are not counted. Default: 3; 0 for a member, whose scheduler "
-        "restarts all of them."
+        "restarts all of them.",
+        lower_bound=0,
     )
     stall_timeout: float | None = flag(
         "Seconds without progress after which the stuck worker is named and all are restarted. Default: 20 times the "
@@ -155,10 +157,6 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
     kind = backends.chosen(options)
-    for name, least in (("workers", 1), ("max_restarts", 0), ("at_once", 1)):
-        value = options[name].value
-        if value is not None and value < least:
-            raise UsageError(f"--{name}={value}: must be {least} or more")
     for name in ("stall_timeout", "start_timeout", "grace_period"):
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):

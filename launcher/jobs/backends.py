@@ -21,7 +21,6 @@ from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
 from launcher.jobs.transports import AgentCommand, Exec, Host, Ssh, Transport, parse_hosts
-from launcher.machine.cluster import elastic
 from launcher.modes import flag
 
 _DEFAULT_RESTARTS = 3
@@ -56,7 +55,7 @@ class BackendFlags:
         "Trials, such as 'cosine.peak = 0.1, 0.05; seed = 0, 1': a job for each combination in a folder in "
         "--model_dir; compare.html there has the best first. Again, it goes on with what is not done."
     )
-    at_once: int = flag("Trials of --sweep side by side, which divide processors and GPUs.", 1)
+    at_once: int = flag("Trials of --sweep side by side, which divide processors and GPUs.", 1, lower_bound=1)
     hosts: str | None = flag(
         "With --backend=ssh and exec: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
         "addresses of all hosts of the node, in gcloud's order."
@@ -212,7 +211,8 @@ def _make_remote(
 ) -> Backend:
     """A backend for workers on the hosts of `transport`, which get what a person passes on, and `needed_there`."""
     least = job.workers if options.min_workers is None else options.min_workers
-    elastic.check_least(least, job.workers)
+    if not 1 <= least <= job.workers:
+        raise UsageError(f"--min_workers={least}: must be from 1 to --workers={job.workers}")
     if not 0 < options.connect_timeout < float("inf"):
         raise UsageError(f"--connect_timeout={options.connect_timeout:g}: must be a number of seconds above 0")
     folder = options.remote_dir or folder_there or os.getcwd()

@@ -135,17 +135,10 @@ class Connection:
 
     def close(self, seconds: float) -> None:
         """Waits until an agent that was told to end has done so, for `seconds` at most."""
-        if not self.is_ready:
-            self.drop("closed")
-        if self.lost:
-            return
         deadline = time.monotonic() + seconds
-        while not self._incoming.is_closed and time.monotonic() < deadline:
-            self._flush()
-            self._note_errors()
-            self._incoming.receive()
+        while self.is_ready and time.monotonic() < deadline:
+            self.receive()
             time.sleep(0.01)
-        self._end_process()
         self.drop("closed")
 
     def _flush(self) -> None:

@@ -141,8 +141,8 @@ def _forget_error(job: Job, *, before: int | None = None) -> None:
     """Removes error.json, which is the chief's to do; what a faster peer says of attempt `before` stays."""
     path = Path(job.model_dir, FILE_NAME)
     if before is not None and job.member is not None:
-        found = _read(path)
-        if found is None or found["attempt"] >= before:
+        found = strict_json.read_object(path)
+        if not found or found["attempt"] >= before:
             return
     if not job.member:
         with contextlib.suppress(OSError):
@@ -170,18 +170,17 @@ def _write_error(job: Job, error: FirstError, record: Mapping[str, Any]) -> str:
     before: list[dict[str, Any]] = []
     # Members write at the same time. Whoever is overtaken sees more when it looks again, so the last one to write
     # has seen them all.
-    while len(records := [*filter(None, map(_read, sorted(logs.glob("worker_*.error.json"))))]) > len(before):
+    while True:
+        records = [*filter(None, map(strict_json.read_object, sorted(logs.glob("worker_*.error.json"))))]
+        if len(records) == len(before):
+            break
         before = records
         cause = min(records, key=_order)
         victims = [{name: record[name] for name in ("worker", "what")} for record in records]
         others = [victim for victim in victims if victim["worker"] != cause["worker"]]
         chosen = {**cause, "victims": sorted(others, key=lambda victim: int(victim["worker"]))}
         for path in shared:
-            # A name of its own until it is whole: the members' process ids may be the same, each in its container.
-            own = path.with_name(f".{path.name}.worker_{job.member}")
-            _write(own, chosen)
-            with contextlib.suppress(OSError):
-                own.replace(path)
+            _write(path, chosen)
     if not before or chosen["worker"] == job.member:
         return ""
     said = chosen["error"] or {}
@@ -195,15 +194,7 @@ def _order(record: Mapping[str, Any]) -> tuple[bool, float, int]:
     return record["symptom"], failed_at, record["worker"]
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError):
-        return None
-
-
 def _write(path: Path, record: Mapping[str, Any]) -> None:
     """A disk that refuses it does not matter: the report is printed, too."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        strict_json.replace_file(path, strict_json.dumps(record, indent=2) + "\n")
+        strict_json.write(path, record)

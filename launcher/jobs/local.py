@@ -329,12 +329,8 @@ class LocalWorker:
 
     def describe_state(self) -> str:
         """Where the kernel keeps it, as far as it says so."""
-        place = ""
-        with contextlib.suppress(OSError):
-            place = Path(f"/proc/{self.process.pid}/wchan").read_text().strip("0\n")
-        where = f", {place}" if place else ""
         waits = ", as for a disk or a device that does not answer" if self._state() == "D" else ""
-        return f"process {self.process.pid} is in state {self._state() or 'unknown'}{where}{waits}"
+        return f"process {self.process.pid} is in state {self._state() or 'unknown'}{waits}"
 
     def send(self, number: int) -> None:
         """Sends a signal to the process alone: what it started may be needed until it has ended."""

@@ -15,7 +15,7 @@ from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.policy import Outcome, Trouble, WorkerState, find_cause
-from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts, first_of
+from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts
 from launcher.machine.cluster import elastic, tf_config
 from launcher.worker.progress import ErrorRecord, Report
 
@@ -61,7 +61,9 @@ class RemoteBackend:
             return
         number = min(self.job.workers, self.remotes.slots_there)
         if number < self.min_workers:
-            remote, message = first_of(refusals)
+            (remote, refusal), *others = refusals.items()
+            also = ", ".join(other.host.name for other, _ in others)
+            message = refusal.message + (f" (the same goes for {also})" if also else "")
             advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
             raise NotReady(f"{message}; {advice}", remote.first_rank)
         self._is_first = False

@@ -194,10 +194,3 @@ class RemoteHosts:
         if remote.connection is not None:
             remote.connection.drop(why)
         remote.connection = None
-
-
-def first_of(refusals: Mapping[RemoteHost, Refusal]) -> tuple[RemoteHost, str]:
-    """One that stands for all, and its message."""
-    (remote, refusal), *others = refusals.items()
-    more = ", ".join(other.host.name for other, _ in others)
-    return remote, refusal.message + (f" (the same goes for {more})" if more else "")

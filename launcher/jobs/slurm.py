@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
-from launcher.jobs.transports import Host, Refusal, missing, split
+from launcher.jobs.transports import Host, Refusal, has_any, missing, split
 from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
@@ -80,7 +80,7 @@ class Srun:
         if not said or any(_TASK_ENDED.match(line) for line in said):
             return None
         what = said[0].removeprefix("srun: error:").strip()
-        is_mistake = any(sign in line for sign in _MISTAKES for line in said)
+        is_mistake = has_any(_MISTAKES, said)
         return Refusal(message=f"srun starts nothing on {host.name} ({what})", is_mistake=is_mistake)
 
 

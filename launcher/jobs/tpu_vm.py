@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 
 from launcher.errors import UsageError
-from launcher.jobs.transports import Host, Refusal, last_words, missing
+from launcher.jobs.transports import Host, Refusal, has_any, last_words, missing
 from launcher.modes import flag
 
 # Where scripts/tpu_vm_startup.sh installs, on every host.
@@ -74,7 +74,7 @@ class TpuVm:
         if exit_code != 255 and not said:
             return None
         what = said[-1].removeprefix("ERROR:").strip() if said else last_words(lines)
-        is_mistake = any(sign in line for sign in _MISTAKES for line in lines)
+        is_mistake = has_any(_MISTAKES, lines)
         if "NOT_FOUND" in what or "was not found" in what:
             create = f"scripts/tpu_vm_create.sh --node={self.node} --type=TYPE"
             return Refusal(message=f"gcloud finds no {host.name} ({what}); create it: {create}", is_mistake=True)

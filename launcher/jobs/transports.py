@@ -142,7 +142,7 @@ class Ssh:
         if exit_code != 255:
             return None
         said = last_words(lines)
-        if any(sign in line for sign in self._MISTAKES for line in lines):
+        if has_any(self._MISTAKES, lines):
             by_hand = shlex.join([*self._command, host.name, "true"])
             message = f"ssh to {host.name} is refused ({said}); first make this work without a password: {by_hand}"
             return Refusal(message=message, is_mistake=True)
@@ -177,7 +177,7 @@ class Exec:
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
         """What the agent says when it hears nothing; whatever else the program says is the command's."""
-        if not any(NO_INPUT in line for line in lines):
+        if not has_any([NO_INPUT], lines):
             return None
         message = f"the agent on {host.name} gets no input; --command must pass it on, as kubectl exec does with -i"
         return Refusal(message=message, is_mistake=True)
@@ -197,6 +197,11 @@ def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
 def missing(program: str, advice: str, path: str | None = None) -> str:
     """That there is no such program on `path`, by default PATH, and what to do; empty where there is."""
     return "" if shutil.which(program, path=path) else f"there is no {program} on PATH; {advice}"
+
+
+def has_any(signs: Sequence[str], lines: Sequence[str]) -> bool:
+    """Whether one of the signs stands in one of the lines."""
+    return any(sign in line for sign in signs for line in lines)
 
 
 def last_words(lines: Sequence[str]) -> str:

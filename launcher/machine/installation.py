@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import platform
 import re
@@ -16,8 +15,7 @@ import shutil
 import sys
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
 
 import launcher
 from launcher.errors import UsageError
@@ -37,8 +35,7 @@ _TENSORFLOW_OF_JAX = (2, 18)
 def command(extra: str) -> str:
     """What to type for an extra of setup.py, such as "text".
 
-    A checkout is named by its folder, a copy that pip fetched by where pip found it (PEP 610), and where neither is
-    known, the extra's packages are.
+    A checkout is named by its folder; elsewhere the extra's packages are named.
     """
     if (_CHECKOUT / "setup.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
         return f"{python()} -m pip install -e {shlex.quote(f'{_CHECKOUT}[{extra}]')}"
@@ -46,11 +43,9 @@ def command(extra: str) -> str:
 
     try:
         distribution = importlib.metadata.distribution(_NAME)
-        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+    except importlib.metadata.PackageNotFoundError:
         return f"{python()} -m pip install '.[{extra}]' in a checkout of Launcher"
-    known = _from(origin, extra) if origin else None
-    return f"{python()} -m pip install {shlex.join([known] if known else _packages(distribution, extra))}"
+    return f"{python()} -m pip install {shlex.join(_packages(distribution, extra))}"
 
 
 def required(module: str, *, by: str, extra: str, package: str = "") -> types.ModuleType:
@@ -106,19 +101,6 @@ def _versions(*names: str) -> list[str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     return found
-
-
-def _from(origin: dict[str, Any], extra: str) -> str | None:
-    """A requirement of pip's, by what it wrote down when it installed this copy; None if that is no longer there."""
-    url = re.sub(r"^(https?://)[^/@]*@", r"\1", origin.get("url", ""))  # a token has no place in a message
-    if url.startswith("file:") and "vcs_info" not in origin:
-        path = unquote(urlsplit(url).path)
-        return f"{path}[{extra}]" if os.path.exists(path) else None
-    subdirectory = origin.get("subdirectory")
-    tail = f"#subdirectory={subdirectory}" if subdirectory else ""
-    if vcs := origin.get("vcs_info"):
-        return f"{_NAME}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}{tail}"
-    return f"{_NAME}[{extra}] @ {url}{tail}"
 
 
 def _packages(distribution: Distribution, extra: str) -> list[str]:

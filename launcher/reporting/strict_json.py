@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def replace_file(path: Path, content: str) -> None:
     """Writes a whole file atomically: after a crash it has its old contents or the new ones, never half of them."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    # Process ids may be the same in two containers.
+    temporary = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(content)

@@ -25,14 +25,6 @@ def linear_run(steps=3, batch=8, **options):
     return small_run.build(task, **options)
 
 
-def test_a_least_number_is_one_of_the_workers():
-    elastic.check_least(3, 4)
-    elastic.check_least(4, 4)
-    for least in (0, 5):
-        with pytest.raises(UsageError, match=rf"--min_workers={least}: must be from 1 to --workers=4"):
-            elastic.check_least(least, 4)
-
-
 def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     alone = linear_run(batch=12, microbatches=2)
     for_three = linear_run(batch=12, microbatches=2, environ={elastic.FULL_WORKERS: "3"})

@@ -1,1 +1,1 @@
-"""Drills: a job that is made to fail on purpose, and the verdict on its recovery."""
+"""Drills: a job that is made to fail on purpose, and the report on its recovery."""

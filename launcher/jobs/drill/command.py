@@ -1,4 +1,4 @@
-"""The run of a drill: a job run to its end with a fault in its first attempt, and the verdict printed."""
+"""The run of a drill: a job run to its end with a fault in its first attempt, and the report printed."""
 
 import contextlib
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED
 from launcher.jobs import guard
-from launcher.jobs.drill import verdict as drill_verdict
+from launcher.jobs.drill import report
 from launcher.jobs.drill.fault import Drill
 from launcher.jobs.drill.plan import CORRUPT, PREEMPT, DrillPlan
 from launcher.jobs.job import Backend, Job
@@ -17,7 +17,7 @@ from launcher.reporting import strict_json
 
 
 def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], console: JobConsole, held: Lease) -> int:
-    """Runs the job to its end, with the fault in its first attempt, and prints the verdict.
+    """Runs the job to its end, with the fault in its first attempt, and prints the report.
 
     `make_backend` is called once for each time that the job is run.
 
@@ -39,7 +39,7 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
         console.note("drill: the same command again, as a scheduler would")
         exit_code = supervise()
     mark = f"{guard.JOB}={job.identity}".encode()
-    verdict = drill_verdict.conclude(
+    record = report.conclude(
         plan,
         attempts=rehearsed.attempts,
         fault=rehearsed.fault,
@@ -48,7 +48,7 @@ def run(plan: DrillPlan, *, job: Job, make_backend: Callable[[], Backend], conso
         model_dir=Path(job.model_dir),
     )
     with contextlib.suppress(OSError):
-        content = strict_json.dumps(verdict, indent=2) + "\n"
+        content = strict_json.dumps(record, indent=2) + "\n"
         strict_json.replace_file(Path(job.model_dir, "drill.json"), content)
-    console.note(drill_verdict.text(verdict, Path(job.model_dir)))
-    return EXIT_DONE if verdict["passed"] else exit_code or EXIT_FAILED
+    console.note(report.text(record, Path(job.model_dir)))
+    return EXIT_DONE if record["passed"] else exit_code or EXIT_FAILED

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.jobs import first_error
 from launcher.jobs.drill import files
 from launcher.jobs.drill.plan import CORRUPT, FREEZE, KILL, PREEMPT, DrillPlan
-from launcher.jobs.drill.verdict import Attempt, Fault
+from launcher.jobs.drill.report import Attempt, Fault
 from launcher.jobs.job import Command, Job, Worker
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Decision
@@ -85,15 +85,15 @@ class Drill:
                 self._struck = True
                 self.fault.at = max(self.fault.at, each.monotonic)
 
-    def ended(self, workers: Sequence[Worker], verdict: Decision) -> None:
+    def ended(self, workers: Sequence[Worker], decision: Decision) -> None:
         """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
         attempt = self.attempts[-1]
         attempt.ended_at = time.monotonic()
-        attempt.exit_code = verdict.exit_code
-        if verdict.cause is not None:
-            attempt.cause, attempt.what = verdict.cause.rank, first_error.what_happened(verdict.cause)
-            if verdict.cause.error:
-                attempt.what += f": {verdict.cause.error.type}"
+        attempt.exit_code = decision.exit_code
+        if decision.cause is not None:
+            attempt.cause, attempt.what = decision.cause.rank, first_error.what_happened(decision.cause)
+            if decision.cause.error:
+                attempt.what += f": {decision.cause.error.type}"
         if self.fault is not None and self._plan.in_worker and not self._struck and len(self.attempts) == 1:
             # The worker's last report before the fault is the nearest to it that anybody has seen.
             reports = [w.report for w in workers if w.command.rank == self._plan.worker and w.report is not None]

@@ -30,7 +30,8 @@ class DrillFlags:
     )
     drill_step: int | None = flag(
         "The fault happens when that worker reports this step or a later one. Default: after a checkpoint that this "
-        "command has written; for corrupt_checkpoint, after two."
+        "command has written; for corrupt_checkpoint, after two.",
+        lower_bound=1,
     )
     drill_reference: str | None = flag(
         "model_dir of the same run, finished and undisturbed: the last checkpoints must be equal bit for bit."
@@ -74,8 +75,6 @@ def make_plan(options: flags.FlagValues, job: Job) -> DrillPlan | None:
         raise UsageError(f"--drill_worker={worker}: the workers of this job are 0 to {job.workers - 1}")
     if kind == drill.DISK_FULL and worker:
         raise UsageError(f"--drill_worker={worker}: only worker 0 writes checkpoints; leave the flag out for disk_full")
-    if step is not None and step < 1:
-        raise UsageError(f"--drill_step={step}: must be 1 or more")
     if not job.max_restarts and kind != PREEMPT:
         raise UsageError("--max_restarts=0: a drill needs one restart at least")
     if reference is not None:

@@ -6,18 +6,11 @@ weights up to summation order, and the same memory.
 
 from collections.abc import Mapping
 
-from launcher.errors import UsageError
 from launcher.machine.cluster.claim import whole_number
 
 FULL_WORKERS = "LAUNCHER_FULL_WORKERS"
 
 _ADVICE = "launcher.launch --min_workers sets it; unset it when you start workers yourself"
-
-
-def check_least(least: int, full: int) -> None:
-    """Checks --min_workers."""
-    if not 1 <= least <= full:
-        raise UsageError(f"--min_workers={least}: must be from 1 to --workers={full}")
 
 
 def full_workers(environ: Mapping[str, str], num_workers: int) -> int:

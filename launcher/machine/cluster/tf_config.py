@@ -52,52 +52,30 @@ def _wrong(problem: str) -> UsageError:
 def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Addresses in rank order, checked."""
     cluster = config.get("cluster")
-    if not cluster:
-        raise _wrong(f'no "cluster" in {_shortened(json.dumps(config))}')
-    if not isinstance(cluster, dict):
-        raise _wrong(f'"cluster" must map job names to lists of addresses, got {json.dumps(cluster)}')
-    unsupported = sorted(set(cluster) - set(_JOBS))
-    if unsupported:
-        raise _wrong(f'job {unsupported[0]!r} in "cluster" is not supported: name workers, or one chief and workers')
-    workers: list[str] = []
-    for job in _JOBS:
-        addresses = cluster.get(job, [])
-        if not isinstance(addresses, list):
-            raise _wrong(f'"{job}" in "cluster" must be a list of "host:port", got {json.dumps(addresses)}')
-        for address in addresses:
-            match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-            if match is None or not 0 < int(match["port"]) < 65536:
-                raise _wrong(f'{job} address {json.dumps(address)} is not "host:port" with a port from 1 to 65535')
-            workers.append(address)
-    if len(cluster.get("chief", [])) > 1:
-        raise _wrong(f'"cluster" has {len(cluster["chief"])} chiefs, there can be one: {json.dumps(cluster["chief"])}')
-    if not workers:
-        raise _wrong(f'"cluster" has no workers: {json.dumps(cluster)}')
-    repeated = sorted({address for address in workers if workers.count(address) > 1})
-    if repeated:
-        raise _wrong(f"address {repeated[0]!r} is given {workers.count(repeated[0])} times; each worker needs its own")
+    is_well = isinstance(cluster, dict) and cluster.keys() <= {*_JOBS}
+    if not is_well or not all(isinstance(addresses, list) for addresses in cluster.values()):
+        raise _wrong(f'"cluster" must map "worker", or "chief" and "worker", to lists, got {json.dumps(cluster)}')
+    workers = [address for job in _JOBS for address in cluster.get(job, [])]
+    for address in workers:
+        match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise _wrong(f'address {json.dumps(address)} is not "host:port" with a port from 1 to 65535')
+        if workers.count(address) > 1:
+            raise _wrong(f"address {address!r} is given {workers.count(address)} times; each worker needs its own")
+    if not workers or len(cluster.get("chief", [])) > 1:
+        raise _wrong(f'"cluster" must have one chief at most, and a worker at least, got {json.dumps(cluster)}')
     return tuple(workers)
 
 
 def _rank(config: Mapping[str, Any]) -> int:
     """This process's place in the list that `_workers` returns."""
     cluster, task = config["cluster"], config.get("task")
-    if not task:
-        raise _wrong('no "task": it says which of the workers this process is')
-    if not isinstance(task, dict):
-        raise _wrong(f'"task" must be an object with "type" and "index", got {json.dumps(task)}')
-    kind = task.get("type")
-    if kind not in _JOBS:
-        raise _wrong(f'task type {json.dumps(kind)} is not supported, use "worker" or "chief"')
-    addresses = cluster.get(kind, [])
-    if not addresses:
-        raise _wrong(f'this task is a {kind}, but "cluster" has no {kind}: {json.dumps(cluster)}')
-    index = task.get("index")
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise _wrong(f"task index must be a whole number, got {json.dumps(index)}")
-    if not 0 <= index < len(addresses):
-        valid = "0" if len(addresses) == 1 else f"0 to {len(addresses) - 1}"
-        raise _wrong(f'task index {index} is out of range: "cluster" has {len(addresses)} {kind}(s), index {valid}')
+    if not isinstance(task, dict) or task.get("type") not in _JOBS:
+        raise _wrong(f'"task" must have a "type", "worker" or "chief", and an "index", got {json.dumps(task)}')
+    kind, index = task["type"], task.get("index")
+    count = len(cluster.get(kind, []))
+    if type(index) is not int or not 0 <= index < count:
+        raise _wrong(f'task index {json.dumps(index)}: "cluster" has {count} {kind}(s), and the index counts from 0')
     return index + (len(cluster.get("chief", [])) if kind == "worker" else 0)
 
 

@@ -1,4 +1,4 @@
-"""The verdict of a drill: the numbers, and whether the job survived as it should."""
+"""The report of a drill: the numbers, and whether the job survived as it should."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class Fault:
 def conclude(
     plan: DrillPlan, *, attempts: list[Attempt], fault: Fault | None, exit_code: int, orphans: int, model_dir: Path
 ) -> dict[str, Any]:
-    """Judges a drill that has ended.
+    """The report of a drill that has ended.
 
     Args:
       fault: None if it never came to it.
@@ -104,27 +104,27 @@ def conclude(
     }
 
 
-def text(verdict: Mapping[str, Any], model_dir: Path) -> str:
+def text(record: Mapping[str, Any], model_dir: Path) -> str:
     """What `conclude` has found, for the terminal."""
-    kind, step, named = verdict["kind"], verdict["fault_step"], verdict["named"]
-    noticed = _seconds(verdict["seconds_to_detection"])
+    kind, step, named = record["kind"], record["fault_step"], record["named"]
+    noticed = _seconds(record["seconds_to_detection"])
     lines = {
-        "fault": f"{kind}: never happened" if step is None else f"{kind}: worker {verdict['worker']}, step {step}",
+        "fault": f"{kind}: never happened" if step is None else f"{kind}: worker {record['worker']}, step {step}",
         "noticed": f"{noticed}: {named}" if named else noticed,
-        "training again": _seconds(verdict["seconds_to_training"]),
-        "steps repeated": "-" if verdict["steps_repeated"] is None else verdict["steps_repeated"],
-        "went on from": "-" if verdict["resumed_from"] is None else f"step {verdict['resumed_from']}",
-        "restarts": verdict["restarts"],
-        "orphans left": verdict["orphans"],
-        "final step": verdict["final_step"],
+        "training again": _seconds(record["seconds_to_training"]),
+        "steps repeated": "-" if record["steps_repeated"] is None else record["steps_repeated"],
+        "went on from": "-" if record["resumed_from"] is None else f"step {record['resumed_from']}",
+        "restarts": record["restarts"],
+        "orphans left": record["orphans"],
+        "final step": record["final_step"],
     }
-    if verdict["difference"] is not None:
-        lines["reference"] = verdict["difference"] or "equal bit for bit"
+    if record["difference"] is not None:
+        lines["reference"] = record["difference"] or "equal bit for bit"
     if goodput := describe(reckon(str(model_dir))).removeprefix("goodput "):
         lines["goodput"] = goodput
-    told = [f"drill {'passed' if verdict['passed'] else 'NOT PASSED'}: {kind}"]
+    told = [f"drill {'passed' if record['passed'] else 'NOT PASSED'}: {kind}"]
     told += [f"  {name:<15} {value}" for name, value in lines.items()]
-    return "\n".join([*told, *(f"  not passed: {failure}" for failure in verdict["failures"])])
+    return "\n".join([*told, *(f"  not passed: {failure}" for failure in record["failures"])])
 
 
 def _failures(
