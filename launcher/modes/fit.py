@@ -167,7 +167,7 @@ def fit(
         validation_freq=validation_freq,
         verbose=verbose,
     )
-    task.has_model, task.first_weights = model is not None, first_weights
+    task.keras_fit = dataclasses.replace(task.keras_fit, has_model=model is not None, first_weights=first_weights)
     with keras_tracing.drawn_from(settings["seed"]):
         size = task.tried = getattr(task.data(), "batch_size", int(batch_size or _BATCH_SIZE))
     if initial_epoch >= epochs and initial_epoch:

@@ -29,6 +29,7 @@ from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.tasks.base import Place
+from launcher.tasks.keras_callbacks import fit_of
 from launcher.tasks.keras_private import forget_names
 from launcher.tasks.keras_tracing import drawn_from
 from launcher.watch import float32_copy
@@ -64,7 +65,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     recipe = plan.recipe
     # Names count up within a process: every build starts from the same ones. What an earlier session of this process
     # still holds is missing on a device; on a CPU Python's own collections will do.
-    if not recipe.task.has_model:
+    if not fit_of(recipe.task).has_model:
         forget_names()
         if plan.strategy.accelerator != "cpu":
             gc.collect()
@@ -177,7 +178,7 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
     keras.config.set_dtype_policy(policy)
     try:
         # A model that the program has made draws what it lacks as it would in Keras's fit.
-        with contextlib.nullcontext() if recipe.task.has_model else drawn_from(seed):
+        with contextlib.nullcontext() if fit_of(recipe.task).has_model else drawn_from(seed):
             model = recipe.task.model()
     except ValueError as error:
         # Our own models check their arguments, which are bindings; of a user's, `failures.explained` says where it was.

@@ -45,6 +45,7 @@ from launcher.run.session import Session
 from launcher.run.start import assets, program_record, start_weights, starting_point
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step import layer_policies
+from launcher.tasks.keras_callbacks import fit_of
 from launcher.worker import progress
 from launcher.worker.preemption import StopRequest
 from launcher.worker.progress import Progress
@@ -159,16 +160,17 @@ class _Run:
         self._reached = _Opened()
         metrics: list[Sink] = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
         metrics += [TrainJobStatus(os.environ)] if TrainJobStatus.URL in os.environ else []
-        task = plan.recipe.task
+        self._fit = fit = fit_of(plan.recipe.task)
         an_epoch = pipeline.steps_per_epoch(plan.data, plan.recipe.global_batch_size) if order.trains else None
+        epochs = Epochs(an_epoch, fit.initial_epoch, fit.verbose) if an_epoch and plan.recipe.task.callbacks() else None
         self._reporter = Reporter(
             model_dir=order.model_dir,
             total_steps=plan.total_steps,
             is_chief=self._is_chief,
-            stream=Silence() if order.trains and not task.verbose else None,
+            stream=Silence() if order.trains and not fit.verbose else None,
             sinks=[*plan.recipe.sinks, *metrics] if self._is_chief and order.trains else (),
             config=gin_used.operative_config,
-            epochs=Epochs(an_epoch, task.initial_epoch, task.verbose) if an_epoch and task.callbacks() else None,
+            epochs=epochs,
             clock=stopwatch.trained,
         )
         self._last_events = base.LastEvents()
@@ -190,7 +192,7 @@ class _Run:
             self._is_over = True
             self._say(f"{self._change}{self._change and '; '}{underway.controller.ending}")
             gin_used.check_all_used(traced=False)
-            if self._plan.recipe.task.has_model:
+            if self._fit.has_model:
                 restored.built.trainer.bring_home()
             return
         self._say(self._change)
@@ -211,7 +213,7 @@ class _Run:
                 while (rewind := underway.train()) is not None:
                     underway = self._go_on(self._go_back(restored, rewind), stop, lasting)
                     underway.controller.prepare()
-        if self._plan.recipe.task.has_model:  # which is the caller's, and is to have what it has learnt
+        if self._fit.has_model:  # which is the caller's, and is to have what it has learnt
             restored.built.trainer.bring_home()
         if self._is_chief and self._plan.recipe.checkpoints.save_model != "none":
             with self._stopwatch.phase("checkpoint"):
@@ -221,7 +223,7 @@ class _Run:
     def _say(self, note: str) -> None:
         """Tells people a note, in any case where the program has changed."""
         if note and self._is_chief:
-            is_shown = self._plan.recipe.task.verbose or not self._change
+            is_shown = self._fit.verbose or not self._change
             (self._reporter.note if is_shown else _logger.warning)(note)
 
     def _is_told(self, restored: _Restored) -> bool:
@@ -371,7 +373,7 @@ class _Run:
         built, statistics, unused = restored.built, trainer.statistics, trainer.replica_step.unused
         lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
         lines |= {**tpu.describe(built.strategy), "results": order.model_dir}
-        reporter.plan(lines, again=progress.is_restarted(os.environ) or self._plan.recipe.task.verbose > 1)
+        reporter.plan(lines, again=progress.is_restarted(os.environ) or self._fit.verbose > 1)
         if order.trains:
             started = time.time() - self._stopwatch.seconds()["total"]
             reporter.begin(description.record(self._plan, order.recipe_files, lines, started))

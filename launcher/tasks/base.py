@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import keras
@@ -46,18 +46,11 @@ class Task:
         TensorFlow's XLA compiles it: once more for each number of rows.
       shows_rows: whether the mean loss of several steps, or of an evaluation, is that of their means, weighted with
         their rows, whatever loss() gives as weight.
-      untold: names among "loss" and "val_loss" that callbacks are not told.
       counts_rows: told by the run, whether a layer adds up or averages rows in a state of its own.
       keeps_padding: told by the run, to cut nothing off that fills up a batch.
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
-      has_model: whether `model()` gives a model that the program has made already.
-      first_weights: a digest of the weights of such a model, where the program makes the same ones each time.
-      initial_epoch: the number that callbacks know the first epoch by.
-      validation_freq: which of the evaluations at ends of epochs are made: each of so many, or those of the epochs of
-        these numbers, counted from 1.
-      verbose: 0 where the run is to show nothing; callbacks are told of it.
     """
 
     nominal_weight_per_example: float = 1.0
@@ -69,16 +62,10 @@ class Task:
     result_names: Sequence[str] | None = None
     takes_real_rows: bool = False
     shows_rows: bool = False
-    untold: Collection[str] = ()
     counts_rows: bool = False
     keeps_padding: bool = False
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
-    has_model: bool = False
-    first_weights: str = ""
-    initial_epoch: int = 0
-    validation_freq: int | Sequence[int] = 1
-    verbose: int = 1
 
     def data(self) -> Data:
         """Where batches come from; see `launcher.data.pipeline`."""

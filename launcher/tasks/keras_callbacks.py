@@ -3,6 +3,7 @@
 Tried with Keras 3.8.0 to 3.15.1.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +49,32 @@ def check(callbacks: Sequence[Any]) -> None:
             raise UsageError(f"callbacks: {name} is not supported: take a ModelCheckpoint, or train.checkpoint_every")
 
 
-def epochs_of_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> tuple[int, int | tuple[int, ...], int]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What a call of Keras's fit says besides its model and data; `KerasTask.keras_fit` has it, other tasks have none.
+
+    Attributes:
+      initial_epoch: the number that callbacks know the first epoch by.
+      validation_freq: which of the evaluations at ends of epochs are made: each of so many, or those of the epochs of
+        these numbers, counted from 1.
+      verbose: 0 where the run is to show nothing; callbacks are told of it.
+      has_model: whether the task gives a model that the program has made already.
+      first_weights: a digest of the weights of such a model, where the program makes the same ones each time.
+    """
+
+    initial_epoch: int = 0
+    validation_freq: int | Sequence[int] = 1
+    verbose: int = 1
+    has_model: bool = False
+    first_weights: str = ""
+
+
+def fit_of(task: Any) -> Fit:
+    """The call of Keras's fit that a task is of, or what such a call says by default."""
+    return getattr(task, "keras_fit", Fit())
+
+
+def checked_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> Fit:
     """These arguments of Keras's fit; UsageError for what they cannot be."""
     if not isinstance(initial_epoch, int) or initial_epoch < 0:
         raise UsageError(f"initial_epoch = {initial_epoch!r}: must be the number of an epoch, 0 or more")
@@ -57,7 +83,8 @@ def epochs_of_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> tup
         raise UsageError(f"validation_freq = {validation_freq!r}: must be a number of epochs, or a list from 1 on")
     check_value("verbose", verbose, verbose in ("auto", 0, 1, 2), "0 (show nothing), 1, 2 or 'auto'")
     frequency = validation_freq if isinstance(validation_freq, int) else tuple(numbers)
-    return initial_epoch, frequency, 1 if verbose == "auto" else int(verbose)
+    verbose = 1 if verbose == "auto" else int(verbose)
+    return Fit(initial_epoch=initial_epoch, validation_freq=frequency, verbose=verbose)
 
 
 def notes(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:

@@ -60,7 +60,7 @@ class KerasTask(Task):
       class_weight: weight of each class in training, as in Keras's fit.
       shuffle, steps_per_epoch, validation_steps, validation_split: as in Keras's fit.
       callbacks: Keras callbacks, see `launcher.run.actions.keras_callbacks`; or a function that returns them.
-      initial_epoch, validation_freq, verbose: as in Keras's fit; see `Task`.
+      initial_epoch, validation_freq, verbose: as in Keras's fit; see `keras_callbacks.Fit`.
     """
 
     # Of batch normalisation: the reference is one device, which sees the whole batch.
@@ -95,9 +95,7 @@ class KerasTask(Task):
             "validation_split": validation_split,
         }
         self._callbacks = callbacks
-        self.initial_epoch, self.validation_freq, self.verbose = keras_callbacks.epochs_of_fit(
-            initial_epoch, validation_freq, verbose
-        )
+        self.keras_fit = keras_callbacks.checked_fit(initial_epoch, validation_freq, verbose)
         self._data: tuple[Data, list[Structure]] | None = None
         self._model: keras.Model | None = None
         self._initial: list[np.ndarray] = []
@@ -284,7 +282,7 @@ class KerasTask(Task):
         return [*own, *keras_callbacks.notes(self.callbacks()), *([note] if note else [])]
 
     @property
-    def untold(self) -> frozenset[str]:  # type: ignore[override]  # known only once steps are traced
+    def untold(self) -> frozenset[str]:
         """Losses that Keras does not tell callbacks of, as the model's own steps return none."""
         return frozenset() if self._own is None else self._own.untold
 

@@ -26,7 +26,7 @@ from launcher.run.start.starting_point import StartingPoint
 from launcher.run.start.value_text import text_of
 from launcher.step.trainer import StepRecords
 from launcher.tasks.base import folded, metric_results
-from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, works_by_batches
+from launcher.tasks.keras_callbacks import BACKUPS, TESTED, TRAINED, WRITERS, answers, fit_of, works_by_batches
 
 OF_CALLBACK = "raised by a callback"
 """An attribute of exceptions that are the program's to handle."""
@@ -60,7 +60,8 @@ class KerasCallbacks(Action):
         self._callbacks = callbacks
         self._here = [one for one in callbacks if is_chief or not (isinstance(one, WRITERS) or _is_of_chief(one))]
         self._trainer, self._task = session.trainer, plan.recipe.task
-        self._an_epoch, self._total, self._first_epoch = an_epoch, plan.total_steps, self._task.initial_epoch
+        self._an_epoch, self._total, fit = an_epoch, plan.total_steps, fit_of(self._task)
+        self._first_epoch, self._validation_freq = fit.initial_epoch, fit.validation_freq
         # A loop on the device ends where one of them has to be told, on all workers alike.
         self._every_step = any(
             works_by_batches(one, TRAINED) and type(one) is not keras.callbacks.ProgbarLogger for one in callbacks
@@ -90,7 +91,7 @@ class KerasCallbacks(Action):
         if plan.recipe.spikes is not None:  # the run may go back to its beginning
             self._made = [callback_state.copied(one) for one in callbacks]
         epochs = self._first_epoch - (-self._total // an_epoch)
-        self._params = {"epochs": epochs, "steps": an_epoch, "verbose": self._task.verbose}
+        self._params = {"epochs": epochs, "steps": an_epoch, "verbose": fit.verbose}
         for callback in callbacks:
             if not isinstance(callback, WRITERS):  # which may write at once
                 self._present(callback)
@@ -147,7 +148,7 @@ class KerasCallbacks(Action):
 
     def wants_evaluation(self, step: int) -> bool:
         """By validation_freq; evaluations within an epoch, and the run's last one, are another's wish."""
-        frequency = self._task.validation_freq
+        frequency = self._validation_freq
         if step % self._an_epoch and not self._stops:
             return True
         number = self._epoch_after(step) + 1
@@ -169,7 +170,7 @@ class KerasCallbacks(Action):
     def on_evaluation(self, row: Row) -> None:
         if self._listens:
             logs = {name: value for name, value in row.items() if name not in ("step", "examples")}
-            logs = {name: value for name, value in logs.items() if f"val_{name}" not in self._task.untold}
+            logs = {name: value for name, value in logs.items() if self._is_told(f"val_{name}")}
             self._evaluation = {f"val_{name}": value for name, value in logs.items()}
             self._call("on_test_end", logs)
 
@@ -214,8 +215,10 @@ class KerasCallbacks(Action):
         weight = float(self._sums.get(" weight", 0.0))
         sums = {name[1:]: value for name, value in self._sums.items() if name.startswith("/")}
         loss = float(self._sums[" loss"]) / weight if weight else float("nan")
-        shown = {} if "loss" in self._task.untold else {"loss": loss}
-        return {**shown, **metric_results(self._task, sums, weight)}
+        return {**({"loss": loss} if self._is_told("loss") else {}), **metric_results(self._task, sums, weight)}
+
+    def _is_told(self, name: str) -> bool:
+        return name not in getattr(self._task, "untold", ())  # of a step of the model's own
 
     def _present(self, callback: keras.callbacks.Callback) -> None:
         callback.set_model(self._trainer.model)

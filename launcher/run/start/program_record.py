@@ -32,6 +32,7 @@ from launcher.run.start.value_text import settings_of, text_of
 from launcher.step.layers import layers_of
 from launcher.step.trainer import Trainer
 from launcher.tasks import keras_private
+from launcher.tasks.keras_callbacks import fit_of
 from launcher.tasks.keras_model import KerasTask
 
 _OF_RECIPE = ("clipping", "penalty", "ema_decay", "freeze", "rate_multipliers", "precision_overrides", "early_stopping")
@@ -63,8 +64,8 @@ def described(plan: RunPlan, trainer: Trainer, folder: str) -> dict[str, Any]:
     note["validation data"] = plan.data.num_eval_examples, identity_of(getattr(plan.data, "evaluation", None))
     if recipe.precision != "auto":  # which is by the devices
         stop[_POLICY] = plan.policy
-    if task.first_weights and folder not in _used:
-        stop[_FIRST] = task.first_weights
+    if (first_weights := fit_of(task).first_weights) and folder not in _used:
+        stop[_FIRST] = first_weights
     _used.add(folder)
     for name, is_noted, value in _items(plan, trainer):
         if not _ELSEWHERE.search(name):
