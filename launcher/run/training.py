@@ -261,9 +261,13 @@ class _Run:
     def _restore(self, built: Session, store: CheckpointStore, data: Mapping[str, Any]) -> _Restored:
         order, recipe = self._order, self._plan.recipe
         with self._stopwatch.phase("checkpoint"):
-            restore = starting_point.restore_from_chief if order.from_chief else starting_point.restore
-            start_from = recipe.start if order.trains else None
-            start = restore(store, built.trainer, same_order=order.trains, start_from=start_from)
+            start = starting_point.restore(
+                store,
+                built.trainer,
+                same_order=order.trains,
+                start_from=recipe.start if order.trains else None,
+                from_chief=order.from_chief,
+            )
             if order.trains:
                 may_change = recipe.checkpoints.on_changed_data == "continue"
                 notes = starting_point.check_data(start, data, built.trainer, may_change=may_change)

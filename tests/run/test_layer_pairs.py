@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from launcher.run.start.layer_pairs import Layer, counted_base, pair
+from launcher.run.start.start_comparison import Layer, counted_base, pair
 
 
 def side(*layers, base="dense"):

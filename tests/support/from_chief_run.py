@@ -38,10 +38,6 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
-def specs() -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (array.shape, array.dtype.name) for name, array in arrays().items()}
-
-
 def written(found: dict[str, np.ndarray]) -> dict[str, list[object]]:
     return {name: [list(array.shape), array.dtype.name, array.tobytes().hex()] for name, array in found.items()}
 
@@ -53,8 +49,7 @@ if __name__ == "__main__":
     answer = []
     for chunk in CHUNKS:
         wire = FromChief(strategy, is_chief=cluster.is_chief, chunk_bytes=chunk)
-        message = wire.message(MESSAGE if cluster.is_chief else None)
-        found = wire.arrays(specs(), arrays() if cluster.is_chief else None)
-        wire.wait_for_all()
+        message, found = wire.share(*(MESSAGE, arrays()) if cluster.is_chief else ())
+        wire.share()
         answer.append({"message": message, "arrays": written(found)})
     Path(f"{sys.argv[1]}{cluster.index}.json").write_text(json.dumps(answer))

@@ -1,4 +1,4 @@
-"""What only the chief has, brought to every worker bit for bit, over the wire that gradients take.
+"""Arrays that only the chief has, brought to every worker bit for bit, the way that gradients take.
 
 TensorFlow's collectives add numbers, which would change a NaN's payload or the sign of a zero. So arrays travel as the
 32-bit words they consist of: one replica of the chief gives its words, all others give zeros, and whole numbers are
@@ -8,6 +8,7 @@ added.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,36 +27,32 @@ class FromChief:
 
     def __init__(self, strategy: tf.distribute.Strategy, *, is_chief: bool, chunk_bytes: int = CHUNK_BYTES):
         self._strategy = strategy
-        self._is_chief = is_chief
+        self.is_chief = is_chief
         self._chunk_bytes = chunk_bytes
         self._sum = tf.function(lambda words: strategy.run(_words_of_first_replica, args=(words,)), autograph=False)
 
-    def message(self, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the chief's `content` everywhere: a small record that JSON can hold."""
-        text = np.frombuffer(json.dumps(content).encode(), np.uint8)
+    def share(
+        self, record: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Returns the chief's record, which JSON can hold, and its arrays everywhere; the others give nothing.
+
+        It returns on the chief when every other worker has begun to take what was shared.
+        """
+        specs = {name: (np.shape(array), array.dtype.name) for name, array in (arrays or {}).items()}
+        parts = [np.ascontiguousarray(array).reshape(-1) for array in (arrays or {}).values()]
+        text = np.frombuffer(json.dumps([record, specs]).encode(), np.uint8)
         size = np.array([text.nbytes], np.int64)
         self._send([size])
-        if not self._is_chief:
+        if not self.is_chief:
             text = np.zeros(size[0], np.uint8)
         self._send([text])
-        return dict(json.loads(text.tobytes()))
-
-    def arrays(
-        self, specs: Mapping[str, tuple[Sequence[int], str]], state: Mapping[str, np.ndarray] | None = None
-    ) -> dict[str, np.ndarray]:
-        """Returns the chief's arrays everywhere; specs, the same on all workers, are shape and name of the dtype."""
-        arrays = {
-            name: np.ascontiguousarray(state[name]).reshape(size)
-            if state is not None and self._is_chief
-            else np.zeros(size, tf.dtypes.as_dtype(dtype).as_numpy_dtype)
-            for name, (size, dtype) in specs.items()
-        }
-        self._send([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-        return arrays
-
-    def wait_for_all(self) -> None:
-        """Returns when every worker has got what was sent before, so that the chief may leave."""
-        self._send([np.zeros(_WORD_BYTES, np.uint8)])
+        shared, specs = json.loads(text.tobytes())
+        if not self.is_chief:
+            parts = [
+                np.zeros(math.prod(shape), tf.dtypes.as_dtype(dtype).as_numpy_dtype) for shape, dtype in specs.values()
+            ]
+        self._send(parts)
+        return shared or {}, {name: part.reshape(specs[name][0]) for name, part in zip(specs, parts, strict=True)}
 
     def _send(self, parts: Sequence[np.ndarray]) -> None:
         """Fills the others' arrays, uint8 or of one number, with what is in the chief's."""
@@ -65,12 +62,12 @@ class FromChief:
         chunk = np.zeros(min(self._chunk_bytes, -(-total // _WORD_BYTES) * _WORD_BYTES), np.uint8)
         for start in range(0, total, max(1, chunk.nbytes)):
             places = list(_overlaps(parts, start, start + chunk.nbytes))
-            if self._is_chief:
+            if self.is_chief:
                 for part, place in places:
                     chunk[place] = part
             received = self._strategy.experimental_local_results(self._sum(tf.constant(chunk.view(np.int32))))
             words = received[0].numpy().view(np.uint8)
-            if not self._is_chief:
+            if not self.is_chief:
                 for part, place in places:
                     part[...] = words[place]
 

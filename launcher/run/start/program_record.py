@@ -127,7 +127,7 @@ def settle(
     """
     then = _recorded(store, now) if store.is_chief or not from_chief else {}
     if from_chief:
-        then = FromChief(trainer.strategy, is_chief=store.is_chief).message(then)
+        then, _ = FromChief(trainer.strategy, is_chief=store.is_chief).share(then)
     stop, note = (_changes(then[kind], now[kind]) for kind in ("stop", "note"))
     if _FIRST in then["stop"]:
         now["stop"].setdefault(_FIRST, then["stop"][_FIRST])

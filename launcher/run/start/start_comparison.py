@@ -1,9 +1,10 @@
-"""Weights of a model beside stored ones: what fits, what does not, and what has no counterpart."""
+"""Weights of a model beside stored ones: which is which by its layer's name, what fits, what has no counterpart."""
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,12 @@ import tensorflow as tf
 from launcher.checkpoints.weight_files import Stored
 from launcher.errors import UsageError, advice, nearest
 from launcher.reporting.units import first
-from launcher.run.start.layer_pairs import Chain
 
 BINDING, ALLOW = "StartFrom.path", "StartFrom.allow_missing"
 _SHOWN = 5
+
+
+Chain = tuple[str, ...]
 
 
 class Own(NamedTuple):
@@ -32,113 +35,102 @@ class Own(NamedTuple):
     key: str
 
 
-class Allowance:
-    """Which names may be without a counterpart, and which patterns said so of none."""
+class Match(NamedTuple):
+    """A variable and the stored array for it; one of them is None where it has no counterpart.
 
-    def __init__(self, patterns: Sequence[str]):
-        self._unused = dict.fromkeys(patterns)
-        self._patterns = patterns
-        self._seen: list[str] = []
+    Attributes:
+      value: the array in the variable's shape and dtype; None where it cannot be.
+    """
 
-    def __call__(self, *names: str) -> bool:
-        self._seen += names
-        found = [one for one in self._patterns if any(re.fullmatch(one, name) for name in names)]
-        for pattern in found:
-            self._unused.pop(pattern, None)
-        return bool(found)
+    own: Own | None
+    stored: Stored | None
+    value: np.ndarray | None = None
 
-    def check(self) -> None:
-        """Raises UsageError where a pattern has matched nothing that it was asked about."""
-        for pattern in self._unused:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What patterns may call it; the first is for people."""
+        return (*(self.own.names if self.own else ()), *(names_of(self.stored) if self.stored else ()))
+
+
+def is_allowed(patterns: Sequence[str], names: Iterable[str]) -> bool:
+    """Whether a pattern says of one of these names that it may be without a counterpart."""
+    return any(re.fullmatch(pattern, name) for pattern in patterns for name in names)
+
+
+def compare(own: Sequence[Own], stored: Sequence[Stored], pairs: Mapping[Chain, Chain]) -> list[Match]:
+    """Finds the array of each variable; layers go together as `pair` says."""
+    by_place = {(one.layer, one.key): one for one in stored}
+    matches = []
+    for one in own:
+        array = by_place.pop((pairs[one.layer], one.key), None) if one.layer in pairs else None
+        matches.append(Match(one, array, None if array is None else _fitted(array.value, one.variable)))
+    return [*matches, *(Match(None, one) for one in by_place.values())]
+
+
+def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others: Sequence[Stored]) -> None:
+    """Raises UsageError where something has no counterpart although no pattern allows it, or nothing has one.
+
+    Patterns may be about `others`, too, which are not compared.
+    """
+    names = {name for match in [*matches, *(Match(None, one) for one in others)] for name in match.names}
+    for pattern in patterns:
+        if not is_allowed([pattern], names):
             raise UsageError(
                 f"{ALLOW}: {pattern!r} matches the whole name of no weight, of the model or of what it starts from"
-                f"{advice(pattern, set(self._seen))}"
+                f"{advice(pattern, names)}"
             )
+    without = [match for match in matches if match.value is None]
+    wrong = [match for match in without if not is_allowed(patterns, match.names)]
+    if not wrong and len(without) == len(matches):
+        raise UsageError(f"{BINDING}: no weight of {source} is one of the model's, and {ALLOW} allows that of all")
+    if not wrong:
+        return
+    here = [match.names[0] for match in without if match.stored is None]
+    there = [match.names[0] for match in without if match.own is None]
+    problems = {
+        "of the model are not there": [_beside(one.names[0], there) for one in wrong if one.stored is None],
+        "there are not of the model": [_beside(one.names[0], here) for one in wrong if one.own is None],
+        "have another shape or kind": [
+            f"{one.names[0]} {_shown(one.own.variable)} ({one.stored.name} {_shown(one.stored.value)} there)"
+            for one in wrong
+            if one.own and one.stored
+        ],
+    }
+    said = "".join(f"\n  {len(texts)} {what}: {first(texts, _SHOWN)}" for what, texts in problems.items() if texts)
+    example = min(wrong, key=lambda match: bool(match.own and match.stored)).names[0]
+    raise UsageError(
+        f"{BINDING}: {source} does not fit the model.{said}\nTo accept weights of the model that stay as initialised, "
+        f"and stored ones that are not used, list patterns of their names: {ALLOW} = "
+        f"({re.sub(r'[/.][^/.]*$', '/.*', example)!r},)"
+    )
 
 
-class Comparison:
-    """The model's variables and the stored arrays, with what fits, what does not, and what has no counterpart."""
+def describe(matches: Sequence[Match], source: str) -> str:
+    """What was found, in a line."""
+    texts = [f"started from {source}: {sum(match.value is not None for match in matches)} weights"]
+    for what, names in (
+        ("reshaped", [own.names[0] for own, array, value in _loaded(matches) if array.value.shape != value.shape]),
+        ("as initialised", [own.names[0] for own, _, value in matches if own and value is None]),
+        ("not taken from there", [array.name for _, array, value in matches if array and value is None]),
+    ):
+        texts += [f"{len(names)} {what}: {first(names)}"] if names else []
+    return "; ".join(texts)
 
-    def __init__(self, allow: Allowance):
-        self._allow = allow
-        self.matched: list[tuple[Own, Stored, np.ndarray]] = []
-        self._initial: list[Own] = []
-        self._left: list[Stored] = []
-        # Of another shape; as the recipe allows, and not.
-        self._excused: list[tuple[Own, Stored]] = []
-        self._different: list[tuple[Own, Stored]] = []
 
-    def add(self, own: Sequence[Own], stored: Sequence[Stored], pairs: Mapping[Chain, Chain]) -> None:
-        """Compares variables with arrays, whose layers go together as `layer_pairs.pair` says."""
-        by_place = {(one.layer, one.key): one for one in stored}
-        for one in own:
-            layer = pairs.get(one.layer)
-            found = by_place.pop((layer, one.key), None) if layer is not None else None
-            value = None if found is None else _fitted(found.value, one.variable)
-            if found is not None and value is not None:
-                self.matched.append((one, found, value))
-            elif found is None:
-                self._initial.append(one)
-            else:
-                excused = self._allow(*one.names) or self._allow(*names_of(found))
-                (self._excused if excused else self._different).append((one, found))
-        self._left += by_place.values()
+def listing(matches: Sequence[Match]) -> str:
+    """What was found, a line for each weight: what is done, its name, and where its value is from."""
+    lines = [
+        f"loaded\t{own.names[0]} {_shown(own.variable)}\tfrom {array.name} {_shown(array.value)}"
+        for own, array, _ in _loaded(matches)
+    ]
+    without = [match for match in matches if match.value is None]
+    lines += [f"as initialised\t{one.own.names[0]} {_shown(one.own.variable)}" for one in without if one.own]
+    lines += [f"not taken\t{one.stored.name} {_shown(one.stored.value)}" for one in without if one.stored]
+    return "\n".join([*lines, ""])
 
-    def check(self, source: str) -> None:
-        """Raises UsageError where something has no counterpart although no pattern allows it, or nothing has one."""
-        initial = [one.names[0] for one in self._initial if not self._allow(*one.names)]
-        left = [one.name for one in self._left if not self._allow(*names_of(one))]
-        self._allow.check()
-        if not self.matched and not initial + left and not self._different:
-            raise UsageError(f"{BINDING}: no weight of {source} is one of the model's, and {ALLOW} allows that of all")
-        here, there = [one.names[0] for one in self._initial], [one.name for one in self._left]
-        problems = [
-            *_listed("of the model are not there", [_beside(name, there) for name in initial]),
-            *_listed("there are not of the model", [_beside(name, here) for name in left]),
-            *_listed(
-                "have another shape or kind",
-                [
-                    f"{one.names[0]} {_shown(one.variable)} ({found.name} {_shown(found.value)} there)"
-                    for one, found in self._different
-                ],
-            ),
-        ]
-        if problems:
-            example = (initial or left or [one.names[0] for one, _ in self._different])[0]
-            example = re.sub(r"[/.][^/.]*$", "/.*", example)
-            raise UsageError(
-                f"{BINDING}: {source} does not fit the model.{''.join(problems)}\nTo accept weights of the model that "
-                f"stay as initialised, and stored ones that are not used, list patterns of their names: {ALLOW} = "
-                f"({example!r},)"
-            )
 
-    def describe(self, source: str) -> str:
-        """What was found, in a line."""
-        reshaped = [one.names[0] for one, found, value in self.matched if found.value.shape != value.shape]
-        texts = [f"started from {source}: {len(self.matched)} weights"]
-        for what, names in (
-            ("reshaped", reshaped),
-            ("as initialised", [one.names[0] for one in self._not_given()]),
-            ("not taken from there", [one.name for one in self._not_taken()]),
-        ):
-            texts += [f"{len(names)} {what}: {first(names)}"] if names else []
-        return "; ".join(texts)
-
-    def listing(self) -> str:
-        """What was found, a line for each weight: what is done, its name, and where its value is from."""
-        lines = [
-            f"loaded\t{one.names[0]} {_shown(one.variable)}\tfrom {found.name} {_shown(found.value)}"
-            for one, found, _ in self.matched
-        ]
-        lines += [f"as initialised\t{one.names[0]} {_shown(one.variable)}" for one in self._not_given()]
-        lines += [f"not taken\t{one.name} {_shown(one.value)}" for one in self._not_taken()]
-        return "\n".join([*lines, ""])
-
-    def _not_given(self) -> list[Own]:
-        return [*self._initial, *(one for one, _ in self._excused)]
-
-    def _not_taken(self) -> list[Stored]:
-        return [*self._left, *(found for _, found in self._excused)]
+def _loaded(matches: Sequence[Match]) -> list[tuple[Own, Stored, np.ndarray]]:
+    return [(own, array, value) for own, array, value in matches if own and array and value is not None]
 
 
 def names_of(stored: Stored) -> tuple[str, str]:
@@ -156,11 +148,6 @@ def _fitted(value: np.ndarray, variable: Any) -> np.ndarray | None:
     return value.reshape(shape).astype(dtype.as_numpy_dtype)
 
 
-def _listed(what: str, names: Sequence[str]) -> list[str]:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"\n  {len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"] if names else []
-
-
 def _beside(name: str, others: Sequence[str]) -> str:
     close = nearest(name, others)
     return f"{name} (nearest: {close})" if close else name
@@ -168,3 +155,86 @@ def _beside(name: str, others: Sequence[str]) -> str:
 
 def _shown(array: Any) -> str:
     return f"{tf.dtypes.as_dtype(array.dtype).name}{list(array.shape)}"
+
+
+class Layer(NamedTuple):
+    """A layer with weights.
+
+    Attributes:
+      chain: the names of the layers around it, the outermost first, and its own.
+      base: what Keras counts its name up from where nobody gave it one, such as "dense" for dense_3; None where that is
+        not known or the layer has a name of its own.
+      shapes: of its weights, by their keys.
+    """
+
+    chain: Chain
+    base: str | None
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def counted_base(name: str, class_name: str) -> str | None:
+    """What Keras counts up, if that is where a layer of this class has its name from."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", class_name))
+    base = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+    return base if re.fullmatch(rf"{re.escape(base)}(_\d+)?", name) else None
+
+
+def pair(
+    mine: Sequence[Layer], theirs: Sequence[Layer], exempt: Collection[Chain] = ()
+) -> tuple[dict[Chain, Chain], list[Chain]]:
+    """Finds the stored layer of each of the model's.
+
+    Names that Keras counted up differ between builds. Where those of one kind (dense, dense_1, …) are the same on both
+    sides, or one side has the first of the other's, they go by name; where they are as many and of the same shapes, in
+    their order; otherwise they have no counterpart, as each guess could be wrong. All other layers go by their name and
+    those around them, of which one side may have more, as when a model has become a part of another.
+
+    Args:
+      exempt: layers of either side that may be without a counterpart, and do not count in an order.
+
+    Returns:
+      The stored layer's chain by the model's, and the model's chains that were found by order.
+    """
+    pairs: dict[Chain, Chain] = {}
+    by_order: list[Chain] = []
+    unclear: set[Chain] = set()
+    for base in sorted({layer.base for layer in mine if layer.base}):
+        own = _in_order([layer for layer in mine if layer.base == base and layer.chain not in exempt], base)
+        other = _in_order([layer for layer in theirs if layer.chain not in exempt], base)
+        count = min(len(own), len(other))
+        names, other_names = ([layer.chain[-1] for layer in side] for side in (own, other))
+        if names[:count] == other_names[:count] or len(set(names)) < len(own) or len(set(other_names)) < len(other):
+            continue
+        if [layer.shapes for layer in own] == [layer.shapes for layer in other]:
+            found = {one.chain: another.chain for one, another in zip(own, other, strict=True)}
+            pairs |= found
+            by_order += found
+        else:
+            unclear |= {layer.chain for layer in own}
+    known = {layer.chain for layer in theirs} - set(pairs.values())
+    pairs |= {
+        layer.chain: layer.chain for layer in mine if layer.chain in known and layer.chain not in unclear | set(pairs)
+    }
+    left = [layer.chain for layer in mine if layer.chain not in pairs and layer.chain not in unclear]
+    pairs |= dict(_part_of_another(left, sorted(known - set(pairs.values()))))
+    return pairs, by_order
+
+
+def _in_order(layers: Sequence[Layer], base: str) -> list[Layer]:
+    """Those whose name is counted up from the base, by their number."""
+    counted = re.compile(rf"{re.escape(base)}(?:_(\d+))?")
+    found = [(int(match[1] or 0), one) for one in layers if one.chain and (match := counted.fullmatch(one.chain[-1]))]
+    return [layer for _, layer in sorted(found, key=operator.itemgetter(0))]
+
+
+def _part_of_another(mine: Sequence[Chain], theirs: Sequence[Chain]) -> Iterator[tuple[Chain, Chain]]:
+    """Chains of which one is the end of the other, where that is said of no third one."""
+
+    def related(one: Chain, other: Chain) -> bool:
+        count = min(len(one), len(other))
+        return count > 0 and one[-count:] == other[-count:]
+
+    for chain in mine:
+        candidates = [other for other in theirs if related(chain, other)]
+        if len(candidates) == 1 and [one for one in mine if related(one, candidates[0])] == [chain]:
+            yield chain, candidates[0]

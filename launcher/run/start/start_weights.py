@@ -17,8 +17,21 @@ from launcher.checkpoints.weight_files import Stored
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.reporting.units import first
-from launcher.run.start.layer_pairs import Chain, Layer, counted_base, pair
-from launcher.run.start.start_comparison import ALLOW, BINDING, Allowance, Comparison, Own, names_of
+from launcher.run.start.start_comparison import (
+    ALLOW,
+    BINDING,
+    Chain,
+    Layer,
+    Own,
+    check,
+    compare,
+    counted_base,
+    describe,
+    is_allowed,
+    listing,
+    names_of,
+    pair,
+)
 from launcher.step import layers
 from launcher.step.layers import Placed, owners, walk
 from launcher.step.state import unique_name
@@ -62,8 +75,7 @@ class StartFrom:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """The weights that were found.
 
     Attributes:
@@ -97,27 +109,23 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
       UsageError: the source cannot be read, or it has weights that the model has not, or the other way round, or of
         other shapes, and the recipe does not allow it.
     """
-    source = _read(start)
+    source, allowed = _read(start), start.allow_missing
     own, layers = _of_model(model, numbered=source.numbered)
-    allow = Allowance(start.allow_missing)
-    exempt = {one.layer for one in own if allow(*one.names)}
-    exempt |= {one.layer for one in source.weights if allow(*names_of(one))}
+    exempt = {one.layer for one in own if is_allowed(allowed, one.names)}
+    exempt |= {one.layer for one in source.weights if is_allowed(allowed, names_of(one))}
     pairs, by_order = pair(layers, _layers(source.weights), exempt)
-    comparison = Comparison(allow)
-    comparison.add(own, source.weights, pairs)
-    by_name = {name: Own(variable, (name,), (), name) for name, variable in (slots or {}).items()}
-    for one in source.slots:
-        allow(*names_of(one))
+    matches, by_name = compare(own, source.weights, pairs), dict[str, Own]()
     if start.optimizer and slots is not None:
-        comparison.add(list(by_name.values()), source.slots, {(): ()})
-    comparison.check(source.text)
-    taken = {id(one.variable): value for one, _, value in comparison.matched}
+        by_name = {name: Own(variable, (name,), (), name) for name, variable in slots.items()}
+        matches += compare([*by_name.values()], source.slots, {(): ()})
+    check(matches, allowed, source.text, source.slots)
+    taken = {id(one.own.variable): one.value for one in matches if one.own and one.value is not None}
     slots_taken = {name: taken.pop(id(one.variable)) for name, one in by_name.items() if id(one.variable) in taken}
-    note = comparison.describe(source.text)
+    note = describe(matches, source.text)
     if by_order:
         shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
         note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
-    return Start(weights=taken, slots=slots_taken, note=note, listing=comparison.listing())
+    return Start(taken, slots_taken, note, listing(matches))
 
 
 def write_listing(model_dir: str, listing: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,58 +65,47 @@ class StartingPoint:
 
 
 def restore(
-    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
+    store: CheckpointStore,
+    trainer: Trainer,
+    *,
+    same_order: bool,
+    start_from: StartFrom | None = None,
+    from_chief: bool = False,
 ) -> StartingPoint:
     """Restores the trainer from the newest whole checkpoint of the store; without one, from the weights to start with.
 
     Args:
       same_order: whether the run must see its examples in the order in which they were begun.
       start_from: what a run that starts anew starts with; None for what it was built with.
+      from_chief: whether the chief alone reads its store, and hands what it finds to the other workers.
 
     Raises:
       UsageError: the checkpoint is of another model, or of a run that left out other batches; or the weights to start
         with are of another model.
       CheckpointReadError: it cannot be read.
       PeerError: another worker found another checkpoint.
+      ChiefError: the chief, which alone reads, was stopped by one of these.
     """
-    return _put(trainer, *_read(store, trainer, start_from), same_order)
-
-
-def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
-    """Gives a trainer that starts anew the weights to start with."""
-    start, state = _begun(trainer, start_from)
-    trainer.state.restore(state)
-    return start
-
-
-def restore_from_chief(
-    store: CheckpointStore, trainer: Trainer, *, same_order: bool, start_from: StartFrom | None = None
-) -> StartingPoint:
-    """As `restore` on the chief; the other workers get its values over the wire and never touch their store.
-
-    Where the chief is stopped, they raise ChiefError.
-    """
-    wire = FromChief(trainer.strategy, is_chief=store.is_chief)
-    if store.is_chief:
-        found = _hand_out(wire, trainer, lambda: _read(store, trainer, start_from))
-    else:
-        found = _take(wire, trainer)
-    return _put(trainer, *found, same_order)
-
-
-def _put(trainer: Trainer, start: StartingPoint, state: State, same_order: bool) -> StartingPoint:
-    """Gives the trainer the state, and what is left out from here on besides what the recipe leaves out."""
+    read = functools.partial(_read, store, trainer, start_from)
+    start, state = _shared(FromChief(trainer.strategy, is_chief=store.is_chief), read) if from_chief else read()
     trainer.state.restore(state)
     before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
-    step, found = start.step or 0, [one["left_out"] for one in start.rewinds]
-    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *found])
+    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *(one["left_out"] for one in start.rewinds)])
     trainer.workers.check_agreement(trainer.step, trainer.left_out)
+    step = start.step or 0
     if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
         raise UsageError(
             f"train.skip_batches: this run left out the batches {list(before.ranges)} and is at step {step}; with "
             f"{list(trainer.left_out.ranges)} it would see its examples in another order. Give the value that it was "
             "begun with, or choose another --model_dir"
         )
+    return start
+
+
+def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
+    """Gives a trainer that starts anew the weights to start with."""
+    start, state = _begun(trainer, start_from)
+    trainer.state.restore(state)
     return start
 
 
@@ -224,38 +214,23 @@ def _shown(scaling: Mapping[str, Any]) -> str:
         return str(scaling)
 
 
-def _hand_out(
-    wire: FromChief, trainer: Trainer, read: Callable[[], tuple[StartingPoint, State]]
-) -> tuple[StartingPoint, State]:
+def _shared(chief: FromChief, read: Callable[[], tuple[StartingPoint, State]]) -> tuple[StartingPoint, State]:
+    """What the chief reads, on all workers."""
+    if not chief.is_chief:
+        record, arrays = chief.share()
+        if "error" in record:
+            with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
+                chief.share()
+            raise ChiefError(record["error"], record["exit_code"])
+        record["host"] = {name: arrays.pop(name) for name in record["host"]}
+        record["best"] = record["best"] and Best(**record["best"])
+        return StartingPoint(**record | {name: tuple(record[name]) for name in ("notes", "rewinds")}), arrays
     try:
         start, state = read()
     except LauncherError as error:
-        wire.message({"error": str(error), "exit_code": error.exit_code})
-        wire.wait_for_all()
+        chief.share({"error": str(error), "exit_code": error.exit_code})
+        chief.share()  # returns when all have got the first one, so that the chief may leave
         raise
-    sizes = {name: len(value) for name, value in start.host.items()}
-    told = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
-    wire.message({**told, "host": sizes, "state": list(state)})
-    if state:
-        wire.arrays(_specs(trainer, state, sizes), {**state, **start.host})
+    record = dataclasses.asdict(dataclasses.replace(start, host={}, listing=""))
+    chief.share(record | {"host": [*start.host]}, {**state, **start.host})
     return start, state
-
-
-def _take(wire: FromChief, trainer: Trainer) -> tuple[StartingPoint, State]:
-    told = wire.message()
-    if "error" in told:
-        with contextlib.suppress(tf.errors.OpError):  # The chief may be gone by now.
-            wire.wait_for_all()
-        raise ChiefError(told["error"], told["exit_code"])
-    names, sizes = told.pop("state"), told.pop("host")
-    state = wire.arrays(_specs(trainer, names, sizes)) if names else {}
-    told["host"] = {name: state.pop(name) for name in sizes}
-    told["best"] = told["best"] and Best(**told["best"])
-    told |= {name: tuple(told[name]) for name in ("notes", "rewinds")}
-    return StartingPoint(**told), state
-
-
-def _specs(trainer: Trainer, names: Iterable[str], host: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Of the arrays that the chief hands out: the named ones of a snapshot, and of what actions had, their bytes."""
-    of_all = trainer.state.specs()
-    return {**{name: of_all[name] for name in names}, **{name: ((size,), "uint8") for name, size in host.items()}}
