@@ -19,7 +19,7 @@ from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run.actions.base import Action, Event, Row, tell
 from launcher.run.actions.early_stopping import is_better
-from launcher.run.actions.spikes import SkippedSteps
+from launcher.run.actions.spikes import Rewind, SkippedSteps
 from launcher.run.input_position import InputPosition
 from launcher.run.loop import Loop
 from launcher.run.session import Session
@@ -129,20 +129,25 @@ class Controller:
             if name not in names:
                 raise UsageError(f"{binding} = {name!r} is not a metric of this task{advice(name, names)}")
 
-    def train(self) -> None:
+    def train(self) -> Rewind | None:
         """Trains from the trainer's step to the last one, after `prepare`; returns when the last checkpoint is whole.
+
+        Returns:
+          Where a spike has the run go back, the way; else None.
 
         Raises:
           TrainingError: gradients stayed non-finite at the smallest loss scale, a spike ends the run, or every step
             was skipped.
-          Rewind: a spike has the run go back.
           UsageError: the task's loss() returns means instead of sums.
           Preempted: a worker was asked to stop; all have, at the same step, which is saved.
           CheckpointWriteError: a checkpoint could not be written.
         """
         try:
             try:
-                return self._train()
+                self._train()
+                return None
+            except Rewind as rewind:
+                return rewind
             except _Stopped as stopped:
                 # To free an iterator waits for its batch, which may not come, and the other workers wait for this one.
                 held = [stopped, self._batches]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from launcher.checkpoints import DATA, PROGRAM, Best, CheckpointStore, Saver, Together
+from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Together
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
@@ -84,62 +83,6 @@ class Order:
     save_model: Callable[[keras.Model, CheckpointStore], str]
 
 
-class _Opened:
-    """A run of which nothing is built: its folder may turn out to be another run's."""
-
-    @property
-    def best(self) -> Best | None:
-        """The checkpoint of the best evaluation."""
-        return None
-
-    def position(self, lost_devices: bool) -> tuple[int, float | None]:
-        """Steps done and the loss scale; without devices to ask, what they said last."""
-        return 0, None
-
-    def summary(self) -> dict[str, Any]:
-        """What summary.json says of this run besides."""
-        return {}
-
-
-@dataclasses.dataclass
-class _Restored(_Opened):
-    """A run with its model, which has the state of the starting point."""
-
-    built: Session
-    store: CheckpointStore
-    data: Mapping[str, Any]  # what checkpoints record of the training data
-    start: StartingPoint
-
-    def position(self, lost_devices: bool) -> tuple[int, float | None]:
-        trainer = self.built.trainer
-        if not lost_devices:
-            return trainer.step, trainer.loss_scale
-        return trainer.last_seen or (self.start.step or 0, None)
-
-
-@dataclasses.dataclass
-class _Underway(_Restored):
-    """A run between its starting point and its end, or the spike that has it go back."""
-
-    saver: Saver
-    controller: Controller
-
-    @property
-    def best(self) -> Best | None:
-        return self.saver.best
-
-    def summary(self) -> dict[str, Any]:
-        return self.controller.summary()
-
-    def train(self) -> Rewind | None:
-        """Trains to the end, or until a spike has the run go back."""
-        try:
-            self.controller.train()
-        except Rewind as rewind:
-            return rewind
-        return None
-
-
 def run(order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch) -> None:
     """Trains, evaluates, or both, and writes summary.json, whatever ends it.
 
@@ -152,12 +95,18 @@ def run(order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch) ->
 
 
 class _Run:
-    """What a run has from its first moment to its last, and how far it is: opened, restored, under way."""
+    """What a run has from its first moment to its last, and how far it is: built, restored, under way."""
+
+    _built: Session
+    _store: CheckpointStore
+    _data: Mapping[str, Any]  # what checkpoints record of the training data
+    _saver: Saver
 
     def __init__(self, order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch):
         self._order, self._plan, self._held, self._stopwatch = order, plan, held, stopwatch
         self._is_chief = plan.cluster.is_chief
-        self._reached = _Opened()
+        self._start: StartingPoint | None = None  # once the model has its state
+        self._controller: Controller | None = None  # unless the run goes back to an earlier checkpoint right now
         metrics: list[Sink] = [] if order.metrics_port is None else [Prometheus(order.metrics_port)]
         metrics += [TrainJobStatus(os.environ)] if TrainJobStatus.URL in os.environ else []
         self._fit = fit = fit_of(plan.recipe.task)
@@ -183,42 +132,45 @@ class _Run:
     def train_or_evaluate(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
         trains = self._order.trains
-        restored = self._restore_first()
+        start = self._restore_first()
         tell = Progress(os.environ)
         stop = StopRequest(self._leave, tell.stopping)
-        lasting = self._lasting_actions(restored.built, tell)
-        underway = self._go_on(restored, stop, lasting)
-        if trains and underway.controller.has_ended and self._is_told(restored):
+        lasting = self._lasting_actions(tell)
+        controller = self._go_on(start, stop, lasting)
+        if trains and controller.has_ended and self._is_told(start):
             self._is_over = True
-            self._say(f"{self._change}{self._change and '; '}{underway.controller.ending}")
+            self._say(f"{self._change}{self._change and '; '}{controller.ending}")
             gin_used.check_all_used(traced=False)
-            if self._fit.has_model:
-                restored.built.trainer.bring_home()
+            self._give_back()
             return
         self._say(self._change)
         with gin_bindings.usage_errors():
             if trains:
                 with layer_policies.explained(self._plan.recipe.precision_overrides):
-                    underway.controller.prepare()
+                    controller.prepare()
             # After the step is traced: a task may call configurables of its own in loss().
             gin_used.check_all_used(traced=trains)
         self._held.verify()
-        self._begin(restored)
-        with damage_named(self._plan, restored.built.trainer):
+        self._begin(start)
+        with damage_named(self._plan, self._built.trainer):
             if not trains:
-                underway.controller.evaluate()
+                controller.evaluate()
                 return
             with stop.installed():
                 gce.watch(os.environ, stop.notice)
-                while (rewind := underway.train()) is not None:
-                    underway = self._go_on(self._go_back(restored, rewind), stop, lasting)
-                    underway.controller.prepare()
-        if self._fit.has_model:  # which is the caller's, and is to have what it has learnt
-            restored.built.trainer.bring_home()
+                while (rewind := controller.train()) is not None:
+                    controller = self._go_on(self._go_back(rewind), stop, lasting)
+                    controller.prepare()
+        self._give_back()
         if self._is_chief and self._plan.recipe.checkpoints.save_model != "none":
             with self._stopwatch.phase("checkpoint"):
-                note = self._order.save_model(restored.built.model, restored.store)
+                note = self._order.save_model(self._built.model, self._store)
             self._reporter.note(note)
+
+    def _give_back(self) -> None:
+        """Brings what a model has learnt to its own variables, where it is the caller's."""
+        if self._fit.has_model:
+            self._built.trainer.bring_home()
 
     def _say(self, note: str) -> None:
         """Tells people a note, in any case where the program has changed."""
@@ -226,51 +178,52 @@ class _Run:
             is_shown = self._fit.verbose or not self._change
             (self._reporter.note if is_shown else _logger.warning)(note)
 
-    def _is_told(self, restored: _Restored) -> bool:
+    def _is_told(self, start: StartingPoint) -> bool:
         """Whether the chief's folder has a summary of the run's end, to all workers alike."""
         told = strict_json.read_object(Path(self._order.model_dir, SUMMARY)) if self._is_chief else {}
-        is_of_end = told.get("status") == "completed" and told.get("step") == restored.start.step
-        return restored.built.trainer.workers.any(is_of_end)
+        is_of_end = told.get("status") == "completed" and told.get("step") == start.step
+        return self._built.trainer.workers.any(is_of_end)
 
-    def _restore_first(self) -> _Restored:
+    def _restore_first(self) -> StartingPoint:
         """Builds the session and gives it the state from which the run goes on."""
-        plan, recipe = self._plan, self._plan.recipe
+        order, plan, recipe = self._order, self._plan, self._plan.recipe
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
-            built = self._order.build(plan)
-            data = pipeline.described(plan.data) if self._order.trains else {}
-            program = program_record.described(plan, built.trainer, self._order.model_dir)
-        store = CheckpointStore(
-            os.path.join(self._order.model_dir, "checkpoints"),
+            self._built = built = order.build(plan)
+            self._data = pipeline.described(plan.data) if order.trains else {}
+            program = program_record.described(plan, built.trainer, order.model_dir)
+        self._store = CheckpointStore(
+            os.path.join(order.model_dir, "checkpoints"),
             keep=recipe.checkpoints.keep,
             keep_every_hours=recipe.checkpoints.keep_every_hours,
             is_chief=self._is_chief,
-            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: data, PROGRAM: program},
+            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: self._data, PROGRAM: program},
             scaling=built.trainer.state.scaling,
             before_write=self._held.verify,
         )
-        if not self._order.trains:
-            return self._restore(built, store, data)
-        how = recipe.checkpoints.on_changed_program
-        self._change, state = program_record.settle(
-            store, built.trainer, program, self._order.model_dir, how, self._order.from_chief
-        )
-        restored = self._restore(built, store, data)
+        state: Mapping[str, Any] = {}
+        if order.trains:
+            how = recipe.checkpoints.on_changed_program
+            self._change, state = program_record.settle(
+                self._store, built.trainer, program, order.model_dir, how, order.from_chief
+            )
+        start = self._restore()
         built.trainer.state.restore(state)
-        return restored
+        return start
 
-    def _restore(self, built: Session, store: CheckpointStore, data: Mapping[str, Any]) -> _Restored:
-        order, recipe = self._order, self._plan.recipe
+    def _restore(self) -> StartingPoint:
+        order, recipe, trainer = self._order, self._plan.recipe, self._built.trainer
+        self._controller = None
         with self._stopwatch.phase("checkpoint"):
             start = starting_point.restore(
-                store,
-                built.trainer,
+                self._store,
+                trainer,
                 same_order=order.trains,
                 start_from=recipe.start if order.trains else None,
                 from_chief=order.from_chief,
             )
             if order.trains:
                 may_change = recipe.checkpoints.on_changed_data == "continue"
-                notes = starting_point.check_data(start, data, built.trainer, may_change=may_change)
+                notes = starting_point.check_data(start, self._data, trainer, may_change=may_change)
                 start = dataclasses.replace(start, notes=(*start.notes, *notes))
         if self._is_chief or not order.from_chief:
             if start.step is not None:
@@ -281,65 +234,54 @@ class _Run:
             raise UsageError(
                 f"--mode=eval: no checkpoint in {order.model_dir}; train first, or name another --model_dir"
             )
-        self._reached = restored = _Restored(built, store, data, start)
-        return restored
+        self._start = start
+        return start
 
-    def _lasting_actions(self, built: Session, tell: Progress) -> list[base.Action]:
+    def _lasting_actions(self, tell: Progress) -> list[base.Action]:
         """Those that go on where the run goes back to an earlier checkpoint."""
-        order, plan, trains = self._order, self._plan, self._order.trains
+        order, plan, built, note = self._order, self._plan, self._built, self._reporter.note
+        trainer, is_engine = built.trainer, built.engine is not None
         actions: list[base.Action] = [base.TellSupervisor(tell), base.DrillFault(), self._last_events]
         if self._is_chief:
-            actions.append(base.SaveConfig(order.model_dir, self._reporter.note))
-            if trains:
+            actions.append(base.SaveConfig(order.model_dir, note))
+        if order.trains:
+            if self._is_chief:
                 actions.append(base.RecordAttempt(self._attempt))
-            if trains and plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
-                actions.append(base.MeasureFlops(built.trainer, _peak_flops(plan)))
-        if trains and (watch := session.watch(built)) is not None:
-            actions.append(base.SampleGradients(watch, self._reporter))
-        if trains and plan.recipe.replay_every:
-            actions.append(ReplaySteps(built.trainer, plan, is_engine=built.engine is not None))
+                if plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
+                    actions.append(base.MeasureFlops(trainer, _peak_flops(plan)))
+            if (watch := session.watch(built)) is not None:
+                actions.append(base.SampleGradients(watch, self._reporter))
+            if plan.recipe.replay_every:
+                actions.append(ReplaySteps(trainer, plan, is_engine=is_engine))
+            if trainer.own_seconds is not None and plan.cluster.num_workers > 1:
+                actions.append(WorkerTimes(trainer, plan.cluster, note=note, tell=tell))
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
-            actions.append(
-                ProfileSteps(order.profiled, folder, self._reporter.note, is_engine=built.engine is not None)
-            )
+            actions.append(ProfileSteps(order.profiled, folder, note, is_engine=is_engine))
         if order.compile_cache is not None:
             actions.append(base.SealCompileCache(order.compile_cache))
-        cluster = plan.cluster
-        if trains and built.trainer.own_seconds is not None and cluster.num_workers > 1:
-            place = {"worker": cluster.index, "num_workers": cluster.num_workers}
-            actions.append(WorkerTimes(built.trainer, **place, note=self._reporter.note, tell=tell))
         return actions
 
-    def _restored_actions(self, built: Session, start: StartingPoint) -> list[base.Action]:
+    def _restored_actions(self, start: StartingPoint) -> list[base.Action]:
         """Those whose state is in checkpoints."""
         recipe, actions = self._plan.recipe, list[base.Action]()
         if not self._order.trains:
-            return []
+            return actions
+        built = self._built
         if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief, earlier=self._callbacks)) is not None:
             self._callbacks, callbacks.tell, self._reporter.of_epoch = callbacks, self._reporter.epoch, callbacks.logs
             actions.append(callbacks)
         if recipe.spikes is not None:
-            actions.append(
-                SpikeDetector(
-                    recipe.spikes,
-                    built.trainer,
-                    rewinds=start.rewinds,
-                    note=self._reporter.note,
-                    report=self._reporter.spike,
-                    state=start.host,
-                )
-            )
+            actions.append(SpikeDetector(recipe.spikes, built.trainer, start, self._reporter))
         if recipe.early_stopping is not None:
             total_steps, metric = self._plan.total_steps, recipe.best_metric
             actions.append(StopEarly(recipe.early_stopping, metric=metric, total_steps=total_steps, state=start.host))
         return actions
 
-    def _go_on(self, restored: _Restored, stop: StopRequest, lasting: Sequence[base.Action]) -> _Underway:
-        checkpoints, start = self._plan.recipe.checkpoints, restored.start
-        cluster, trainer = self._plan.cluster, restored.built.trainer
-        saver = Saver(
-            restored.store,
+    def _go_on(self, start: StartingPoint, stop: StopRequest, lasting: Sequence[base.Action]) -> Controller:
+        checkpoints, cluster, trainer = self._plan.recipe.checkpoints, self._plan.cluster, self._built.trainer
+        self._saver = Saver(
+            self._store,
             asynchronous=checkpoints.asynchronous,
             on_error=checkpoints.on_error,
             warn=self._reporter.note,
@@ -350,31 +292,29 @@ class _Run:
             if trainer.state.is_written_together
             else None,
         )
-        self._actions = [*lasting, *self._restored_actions(restored.built, start)]
-        controller = Controller(
-            restored.built,
+        self._actions = [*lasting, *self._restored_actions(start)]
+        self._controller = Controller(
+            self._built,
             start,
-            saver=saver,
+            saver=self._saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluate=self._order.evaluates,
             actions=self._actions,
             stop_requested=stop,
         )
-        self._reached = underway = _Underway(**vars(restored), saver=saver, controller=controller)
-        return underway
+        return self._controller
 
-    def _begin(self, restored: _Restored) -> None:
+    def _begin(self, start: StartingPoint) -> None:
         """Makes the folder this run's, and shows the plan and what the run goes on from."""
-        order, reporter, trainer, start = self._order, self._reporter, restored.built.trainer, restored.start
+        order, reporter, built, trainer = self._order, self._reporter, self._built, self._built.trainer
         if self._is_chief:
-            _make_model_dir(order.model_dir)
             assets.save(order.model_dir, self._plan.recipe.task)
             start_weights.write_listing(order.model_dir, start.listing)
             if order.trains:
                 self._attempt.begin(trainer.step)
         lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
-        built, statistics, unused = restored.built, trainer.statistics, trainer.replica_step.unused
+        statistics, unused = trainer.statistics, trainer.replica_step.unused
         lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
         lines |= {**tpu.describe(built.strategy), "results": order.model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ) or self._fit.verbose > 1)
@@ -389,12 +329,12 @@ class _Run:
             reporter.note(note)
         self._stopwatch.end_startup()
 
-    def _go_back(self, restored: _Restored, rewind: Rewind) -> _Restored:
+    def _go_back(self, rewind: Rewind) -> StartingPoint:
         """Restores an earlier checkpoint, from which the run goes on as it would from a new attempt."""
-        trainer, record = restored.built.trainer, rewind.record
+        trainer, record = self._built.trainer, rewind.record
         if self._is_chief:
             self._attempt.end(trainer.step, f"step {record['step']}: {record['what']}")
-            if restored.store.go_back(rewind.before, rewind.checkpoints, record) is None:
+            if self._store.go_back(rewind.before, rewind.checkpoints, record) is None:
                 raise TrainingError(
                     f"step {record['step']}: {record['what']}, and there is no checkpoint before step {rewind.before} "
                     "to go back to: bind train.checkpoint_every, or more Checkpoints.keep"
@@ -402,8 +342,7 @@ class _Run:
         # The others see the folder as the chief has left it.
         trainer.workers.any(False)
         trainer.left_out = trainer.left_out.with_ranges([record["left_out"]])
-        restored = self._restore(restored.built, restored.store, restored.data)
-        start = restored.start
+        start = self._restore()
         if self._is_chief:
             self._attempt.begin_again(trainer.step)
         first, last = record["left_out"]
@@ -413,15 +352,15 @@ class _Run:
             f"step {record['step']}: {record['what']}; gone back to step {start.step}, and from there the batches "
             f"{first} to {last} are left out"
         )
-        return restored
+        return start
 
     def _leave(self, seconds: float) -> str | None:
         """As `Controller.leave`, of all workers: the chief first, which TensorFlow may end as soon as one is gone."""
-        underway = self._reached
-        if not isinstance(underway, _Underway):  # it goes back right now
+        controller = self._controller
+        if controller is None:
             return None
-        why = underway.controller.leave(seconds)
-        if why is not None and underway.controller.has_trained:
+        why = controller.leave(seconds)
+        if why is not None and controller.has_trained:
             exit_barrier.await_chief(self._plan.cluster)
             summarising = threading.Thread(target=self._summarise, args=(EXIT_PREEMPTED, why, True), daemon=True)
             summarising.start()
@@ -445,7 +384,7 @@ class _Run:
             error_text = str(told) if isinstance(told, LauncherError) else f"{type(error).__name__}: {error}"
             # What a host that is gone held cannot be asked for, and to ask may mean to wait without end.
             lost_devices = failures.is_peer_failure(error)
-            is_ours = isinstance(self._reached, _Restored) or not isinstance(told, UsageError)
+            is_ours = self._start is not None or not isinstance(told, UsageError)
             raise
         finally:
             base.tell(self._actions, base.Event.CLOSE)
@@ -456,12 +395,18 @@ class _Run:
                 self._summarise(exit_code, error_text, lost_devices)
 
     def _summarise(self, exit_code: int, error_text: str | None, lost_devices: bool) -> None:
-        reached = self._reached
-        step, loss_scale = reached.position(lost_devices)
-        measured: dict[str, Any] = {}
-        if self._is_chief and isinstance(reached, _Restored):
-            self._attempt.end(step, attempts.ended_by(exit_code, error_text))
-            measured |= attempts.reckon(self._order.model_dir)
+        step, loss_scale, best, measured = 0, None, None, dict[str, Any]()
+        if self._start is not None:
+            trainer = self._built.trainer
+            # Without devices to ask, what they said last.
+            seen = trainer.last_seen or (self._start.step or 0, None)
+            step, loss_scale = seen if lost_devices else (trainer.step, trainer.loss_scale)
+            if self._is_chief:
+                self._attempt.end(step, attempts.ended_by(exit_code, error_text))
+                measured |= attempts.reckon(self._order.model_dir)
+        if (controller := self._controller) is not None:
+            measured |= controller.summary()
+            best = self._saver.best
         summary = make_summary(
             exit_code=exit_code,
             error=error_text,
@@ -472,12 +417,11 @@ class _Run:
             policy=self._plan.policy,
             loss_scale=loss_scale,
             seconds=self._stopwatch.seconds(),
-            measured=measured | reached.summary(),
+            measured=measured,
         )
-        best = reached.best
         self._reporter.finish(
             summary,
-            best=(best.metric, best.value, best.step) if best is not None else None,
+            best=(best.metric, best.value, best.step) if best else None,
             commands=self._order.next_commands(),
         )
 
@@ -488,10 +432,3 @@ def _peak_flops(plan: RunPlan) -> float | None:
         return None
     card = accelerators.card_of(plan.strategy.gpu_model)
     return card.tensor_flops.value if card else None
-
-
-def _make_model_dir(model_dir: str) -> None:
-    try:
-        tf.io.gfile.makedirs(model_dir)
-    except (OSError, tf.errors.OpError) as error:
-        raise UsageError(f"--model_dir={model_dir} cannot be made: {error}; choose another --model_dir") from None

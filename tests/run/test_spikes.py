@@ -16,6 +16,7 @@ from places import PYTHONPATH
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
 from launcher.run.actions import spikes
+from launcher.run.start.starting_point import StartingPoint
 from launcher.step.trainer import StepRecords
 
 pytestmark = pytest.mark.slow
@@ -263,7 +264,10 @@ def watch(**rule) -> tuple[spikes.SpikeDetector, list[str]]:
     notes: list[str] = []
     trainer = types.SimpleNamespace(loss_scale=1.0)
     made = spikes.SpikeDetector(
-        spikes.Spikes(**rule), trainer, rewinds=(), note=notes.append, report=lambda event: None, state={}
+        spikes.Spikes(**rule),
+        trainer,
+        StartingPoint(),
+        types.SimpleNamespace(note=notes.append, spike=lambda row: None),
     )
     return made, notes
 

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gin
@@ -18,7 +18,9 @@ import numpy as np
 
 from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.errors import TrainingError
+from launcher.reporting.reporter import Reporter
 from launcher.run.actions.base import Action, Row
+from launcher.run.start.starting_point import StartingPoint
 from launcher.step import overflow
 from launcher.step.diagnosis import Diagnosis
 from launcher.step.trainer import StepRecords, Trainer
@@ -95,27 +97,14 @@ class Rewind(Exception):
 
 
 class SpikeDetector(Action):
-    """Judges every step by its reduced loss and gradient norm, so that all workers come to the same verdict.
+    """Compares every step's reduced loss and gradient norm with the last ones, so that all workers decide alike.
 
-    Args:
-      rewinds: those of the run so far.
-      report: takes an event for metrics.jsonl.
-      state: of an earlier attempt, as `state` gave it.
+    `start` has the rewinds of the run so far, and the state of an earlier attempt.
     """
 
-    def __init__(
-        self,
-        rule: Spikes,
-        trainer: Trainer,
-        *,
-        rewinds: Sequence[Mapping[str, Any]],
-        note: Callable[[str], None],
-        report: Callable[[Row], None],
-        state: Mapping[str, np.ndarray],
-    ):
-        self._rule, self._trainer = rule, trainer
-        self._rewinds = list(rewinds)
-        self._note, self._report = note, report
+    def __init__(self, rule: Spikes, trainer: Trainer, start: StartingPoint, reporter: Reporter):
+        self._rule, self._trainer, self._rewinds = rule, trainer, list(start.rewinds)
+        self._note, self._report = reporter.note, reporter.spike
         self._moves_every = rule.window // _MOVES_A_WINDOW
         self._values = [collections.deque[float](maxlen=rule.window) for _ in range(2)]
         self._limits = [math.inf, math.inf]
@@ -123,8 +112,8 @@ class SpikeDetector(Action):
         self._in_spike = False
         self._error: Exception | None = None
         self.goes_back = rule.action == "rewind"
-        if _STATE in state:
-            values, self._limits, self._count, self._in_spike = json.loads(state[_STATE].tobytes())
+        if _STATE in start.host:
+            values, self._limits, self._count, self._in_spike = json.loads(start.host[_STATE].tobytes())
             for mine, found in zip(self._values, values, strict=True):
                 mine.extend(found)
 
@@ -138,7 +127,7 @@ class SpikeDetector(Action):
         for offset, weight in enumerate(records.weight):
             step = records.first_step + offset
             if weight > 0 and self._error is None:
-                self._judge(step, records, offset)
+                self._compare(step, records, offset)
             if step % self._moves_every == 0:
                 self._move_limits()
 
@@ -153,7 +142,7 @@ class SpikeDetector(Action):
         """For summary.json: "spikes", how many there were on the way to the last step, and all rewinds."""
         return {"spikes": {"action": self._rule.action, "count": self._count, "rewinds": self._rewinds}}
 
-    def _judge(self, step: int, records: StepRecords, offset: int) -> None:
+    def _compare(self, step: int, records: StepRecords, offset: int) -> None:
         # In float32, in which a step that skips compares them, too.
         loss = float(np.float32(records.loss[offset]) / np.float32(records.weight[offset]))
         norm = float(records.gradient_norm[offset])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.machine.cluster import Cluster
 from launcher.run.actions.base import Action, Row
 from launcher.step.trainer import StepRecords, Trainer
 from launcher.worker.progress import Progress
@@ -24,13 +25,13 @@ _OWN, _INPUT = range(2)
 class WorkerTimes(Action):
     """Gathers the workers' times at each log event, one small collective, and names a worker that is always slow."""
 
-    def __init__(self, trainer: Trainer, *, worker: int, num_workers: int, note: Callable[[str], None], tell: Progress):
+    def __init__(self, trainer: Trainer, cluster: Cluster, *, note: Callable[[str], None], tell: Progress):
         self._trainer = trainer
-        self._place = {"worker": worker, "num_workers": num_workers}
+        self._place = {"worker": cluster.index, "num_workers": cluster.num_workers}
         self._watch, self._tell = StragglerDetector(note), tell
         self._steps, self._waited = 0, 0.0
         self._own_before = 0.0
-        self._all_steps, self._totals = 0, np.zeros([num_workers, 2])
+        self._all_steps, self._totals = 0, np.zeros([cluster.num_workers, 2])
 
     def after_first_step(self) -> None:
         # It was compiled in, which took each worker as long as it took.
