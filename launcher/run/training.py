@@ -30,7 +30,7 @@ from launcher.reporting.summary import FILE_NAME as SUMMARY
 from launcher.reporting.summary import Stopwatch, make_summary
 from launcher.reporting.trackers import Prometheus, TrainJobStatus
 from launcher.run import description, session
-from launcher.run.actions import base
+from launcher.run.actions import base, keras_callbacks
 from launcher.run.actions.early_stopping import StopEarly
 from launcher.run.actions.keras_callbacks import KerasCallbacks
 from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
@@ -268,9 +268,11 @@ class _Run:
         if not self._order.trains:
             return actions
         built = self._built
-        if (callbacks := KerasCallbacks.of(built, start, is_chief=self._is_chief, earlier=self._callbacks)) is not None:
-            self._callbacks, callbacks.tell, self._reporter.of_epoch = callbacks, self._reporter.epoch, callbacks.logs
-            actions.append(callbacks)
+        if self._callbacks is None and keras_callbacks.are_wanted(built):
+            self._callbacks = KerasCallbacks(built, self._reporter, is_chief=self._is_chief)
+        if self._callbacks is not None:
+            self._callbacks.start_from(start)
+            actions.append(self._callbacks)
         if recipe.spikes is not None:
             actions.append(SpikeDetector(recipe.spikes, built.trainer, start, self._reporter))
         if recipe.early_stopping is not None:

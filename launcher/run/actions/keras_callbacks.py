@@ -7,18 +7,17 @@ An epoch's metrics are those of all its steps, wherever the run was interrupted.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from launcher.data.pipeline import steps_per_epoch
 from launcher.errors import UsageError, user_code
 from launcher.optimizers import own_methods
+from launcher.reporting.reporter import Reporter
 from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Phase, Row
 from launcher.run.session import Session
@@ -38,28 +37,24 @@ _MISTAKES = (
 )
 
 
+def are_wanted(session: Session) -> bool:
+    """Whether a session's task has callbacks, or its optimizer what only Keras's own loop would call."""
+    optimizer = _optimizer(session.model)
+    own = optimizer is not None and (optimizer.use_ema or own_methods.overridden(optimizer))
+    return bool(session.plan.recipe.task.callbacks() or own)
+
+
 class KerasCallbacks(Action):
-    """Calls callbacks of Keras at a run's events; they may read and set the trainer's model and optimizer.
+    """Calls the callbacks of a session's task at a run's events; they may read and set its model and optimizer."""
 
-    `earlier`: what did so in this process until the run went back to the starting point.
-    """
-
-    def __init__(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        session: Session,
-        start: StartingPoint,
-        *,
-        is_chief: bool,
-        earlier: KerasCallbacks | None = None,
-    ):
+    def __init__(self, session: Session, reporter: Reporter, *, is_chief: bool):
         plan = session.plan
         an_epoch = steps_per_epoch(plan.data, plan.recipe.global_batch_size)
         if an_epoch is None:
             raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
-        self._callbacks = callbacks
-        self._here = [one for one in callbacks if is_chief or not (isinstance(one, WRITERS) or _is_of_chief(one))]
         self._trainer, self._task = session.trainer, plan.recipe.task
+        self._callbacks = callbacks = self._task.callbacks()
+        self._here = [one for one in callbacks if is_chief or not (isinstance(one, WRITERS) or _is_of_chief(one))]
         self._an_epoch, self._total, fit = an_epoch, plan.total_steps, fit_of(self._task)
         self._first_epoch, self._validation_freq = fit.initial_epoch, fit.validation_freq
         # A loop on the device ends where one of them has to be told, on all workers alike.
@@ -72,41 +67,32 @@ class KerasCallbacks(Action):
         deciding = [one for one in callbacks if not isinstance(one, WRITERS)]
         self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in deciding)
         # Without signs: an EarlyStopping turns that of its min_delta.
-        self._texts, self._ender = [text_of(one).replace("=-", "=") for one in callbacks], ""
+        self._texts = [text_of(one).replace("=-", "=") for one in callbacks]
+        self._first = [callback_state.digests(one) for one in callbacks]
+        self._goes_back, self._made = plan.recipe.spikes is not None, list[dict[str, Any]]()
+        epochs = self._first_epoch - (-self._total // an_epoch)
+        self._params = {"epochs": epochs, "steps": an_epoch, "verbose": fit.verbose}
+        self._reporter, reporter.of_epoch = reporter, self.logs
+
+    def start_from(self, start: StartingPoint) -> None:
+        """Gives the callbacks the state that they had at a run's starting point, whatever they have done since."""
+        for callback, made in zip(self._callbacks, self._made, strict=False):
+            vars(callback).clear()
+            vars(callback).update(made)
+        if self._goes_back:
+            self._made = [callback_state.copied(one) for one in self._callbacks]
+        self._changed: list[set[str]] = [set() for _ in self._callbacks]
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
         self._evaluation: dict[str, float] = {}
         self._last_logs: dict[str, float] | None = None
-        self.tell: Callable[[int, Mapping[str, float]], None] = lambda step, logs: None
+        self._ender = ""
         self._restored = start.host.get(_STATE)
-        self._first: list[dict[str, bytes]] = (
-            earlier._first if earlier else [callback_state.digests(one) for one in callbacks]
-        )
-        self._changed: list[set[str]] = [set() for _ in callbacks]
-        self._made: list[dict[str, Any]] = []
-        if earlier is not None:
-            for callback, made in zip(callbacks, earlier._made, strict=True):
-                vars(callback).clear()
-                vars(callback).update(made)
-        if plan.recipe.spikes is not None:  # the run may go back to its beginning
-            self._made = [callback_state.copied(one) for one in callbacks]
-        epochs = self._first_epoch - (-self._total // an_epoch)
-        self._params = {"epochs": epochs, "steps": an_epoch, "verbose": fit.verbose}
-        for callback in callbacks:
+        for callback in self._callbacks:
             if not isinstance(callback, WRITERS):  # which may write at once
                 self._present(callback)
         self._trainer.model.stop_training = False
         self._restore()
-
-    @classmethod
-    def of(
-        cls, session: Session, start: StartingPoint, *, is_chief: bool, earlier: KerasCallbacks | None
-    ) -> KerasCallbacks | None:
-        """Those of the session's task, going on from a starting point; None if it has none."""
-        found = session.plan.recipe.task.callbacks()
-        optimizer = _optimizer(session.model)
-        wanted = found or (optimizer is not None and (optimizer.use_ema or own_methods.overridden(optimizer)))
-        return cls(found, session, start, is_chief=is_chief, earlier=earlier) if wanted else None
 
     def goes_on(self) -> None:
         self._begin(within_epoch=True)
@@ -181,7 +167,7 @@ class KerasCallbacks(Action):
         if at_end or self._stops:
             self._last_logs = {**self.logs(), **self._evaluation}
             self._evaluation = {}
-            self.tell(step, self._last_logs)
+            self._reporter.epoch(step, self._last_logs)
             logs = dict(self._last_logs)  # to which callbacks add
             self._call("on_epoch_end", self._epoch_after(step), logs)
         # A callback may go by the clock: what one worker says holds for all.
@@ -234,31 +220,25 @@ class KerasCallbacks(Action):
             return
         self._begun = True
         before = self._trainer.state.snapshot() if self._restored is not None else {}
-        with contextlib.ExitStack() as appending:
-            for callback in self._here:
-                if isinstance(callback, WRITERS):
-                    self._present(callback)
-                if isinstance(callback, keras.callbacks.CSVLogger) and self._restored is not None:
-                    appending.enter_context(self._appended(callback))
-            # A backup would be put in the place of the checkpoint from which the run goes on.
-            self._call("on_train_begin", {}, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+        for callback in self._here:
+            if isinstance(callback, WRITERS):
+                self._present(callback)
+        # After the rows of a CSVLogger that the checkpoint knows of.
+        sizes: dict[int, int] = {key: of[_FILE_BYTES] for key, of in self._records_of().items() if _FILE_BYTES in of}
+        loggers = [(one, one.append) for one in self._here if id(one) in sizes]
+        for logger, _ in loggers:
+            logger.append = True
+            if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) > sizes[id(logger)]:
+                os.truncate(logger.filename, sizes[id(logger)])
+        # A backup would be put in the place of the checkpoint from which the run goes on.
+        self._call("on_train_begin", {}, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+        for logger, append in loggers:
+            logger.append = append
         if self._restored is not None:
             if within_epoch:
                 self._call("on_epoch_begin", self._epoch_after(max(self._trainer.step, 1)), {})
             self._restore()
             self._trainer.state.restore(before)
-
-    @contextlib.contextmanager
-    def _appended(self, callback: Any) -> Iterator[None]:
-        """Inside the block a CSVLogger opens its file to go on after the rows that the checkpoint knows of."""
-        size, append = self._records_of().get(id(callback), {}).get(_FILE_BYTES), callback.append
-        if size is None:
-            yield
-            return
-        _cut(callback.filename, size)
-        callback.append = True
-        yield
-        callback.append = append
 
     def _call(
         self, name: str, *arguments: Any, among: Sequence[keras.callbacks.Callback] | None = None, **named: Any
@@ -323,19 +303,6 @@ def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
 
 
 def _of_file(callback: Any) -> dict[str, int]:
-    """How much a CSVLogger has written, where this process has its file."""
-    if not isinstance(callback, keras.callbacks.CSVLogger) or getattr(callback, "csv_file", None) is None:
-        return {}
-    return {_FILE_BYTES: tf.io.gfile.stat(callback.filename).length}
-
-
-def _cut(path: str, size: int) -> None:
-    """Takes off what is in a file past so many bytes."""
-    if not tf.io.gfile.exists(path) or tf.io.gfile.stat(path).length <= size:
-        return
-    with tf.io.gfile.GFile(path, "rb") as file:
-        kept = file.read(size)
-    partial = os.path.join(os.path.dirname(path), f"partial.{os.path.basename(path)}")
-    with tf.io.gfile.GFile(partial, "wb") as file:
-        file.write(kept)
-    tf.io.gfile.rename(partial, path, overwrite=True)
+    """How much a CSVLogger has written to a file of this host."""
+    is_open = isinstance(callback, keras.callbacks.CSVLogger) and getattr(callback, "csv_file", None) is not None
+    return {_FILE_BYTES: os.path.getsize(callback.filename)} if is_open and os.path.isfile(callback.filename) else {}
