@@ -14,7 +14,6 @@ import argparse
 import dataclasses
 import resource
 import shutil
-import threading
 import time
 from pathlib import Path
 
@@ -80,7 +79,7 @@ def main() -> None:
         f"of this process {parts / 2**30:.2f} GiB"
     )
     make_room(args.folder, 0)
-    writers = Writers(1, args.processes, threading.Event())  # any but the first, which waits for the others
+    writers = Writers(1, args.processes)  # any but the first, which waits for the others
     CheckpointStore(str(args.folder), is_chief=False).save(0, of_process, writers=writers)
     tell("written")
     (room,) = args.folder.glob(".writing-*")

@@ -7,11 +7,11 @@ synchronised to the disk and committed by one rename: whatever is killed, reader
 TensorFlow is imported when tensors are written or read, so whoever only asks for steps starts in milliseconds.
 """
 
-from launcher.checkpoints.best import Best
+from launcher.checkpoints.bundle import Writers
 from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
 from launcher.checkpoints.manifest import DATA, HOST, PROGRAM, find_damage
-from launcher.checkpoints.saver import Saver, Together
-from launcher.checkpoints.store import CheckpointStore
+from launcher.checkpoints.saver import Saver
+from launcher.checkpoints.store import Best, CheckpointStore
 
 __all__ = [
     "DATA",
@@ -23,6 +23,6 @@ __all__ = [
     "CheckpointWriteError",
     "NoWholeCheckpointError",
     "Saver",
-    "Together",
+    "Writers",
     "find_damage",
 ]

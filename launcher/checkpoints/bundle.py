@@ -33,18 +33,21 @@ class Writers:
 
     Attributes:
       index, count: which of them this one is.
+      any: whether one of them says so; all call it after the same steps.
       given_up: set when nobody waits for the others any more.
     """
 
-    index: int
-    count: int
-    given_up: threading.Event
+    index: int = 0
+    count: int = 1
+    any: Callable[[bool], bool] = bool
+    given_up: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 def make_room(directory: Path, step: int) -> None:
-    """Makes the folder in which several write the checkpoint of a step, before any of them begins."""
-    directory.mkdir(parents=True, exist_ok=True)
-    sync(directory.parent)
+    """Makes the folder in which the checkpoint of a step is written, before any writer begins."""
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        sync(directory.parent)
     _room(directory, step).mkdir(exist_ok=True)
 
 
@@ -56,7 +59,7 @@ def write_checkpoint(
     run: Mapping[str, Any],
     scaling: Mapping[str, Any] | None,
     before_commit: Callable[[], None],
-    writers: Writers | None = None,
+    writers: Writers,
 ) -> None:
     """Writes one checkpoint durably and commits it.
 
@@ -64,35 +67,30 @@ def write_checkpoint(
     arrays must not change meanwhile.
 
     Args: as for `CheckpointStore` and its `save`; a metric that is not finite is recorded as null. An error that
-    `before_commit` raises, when all is written but the commit, leaves nothing behind. `writers` after `make_room`.
+    `before_commit` raises, when all is written but the commit, leaves nothing behind. Several `writers` after
+    `make_room`.
 
     Raises:
         CheckpointWriteError: As `CheckpointStore.save`; the half-written folder has been removed.
     """
     arrays = {name: value if isinstance(value, Part) else np.asarray(value) for name, value in state.items()}
-    if writers is not None and writers.index:  # what all have alike is for the first of them
+    if writers.index:  # what all have alike is for the first of them
         arrays = {name: value for name, value in arrays.items() if isinstance(value, Part)}
     _check_savable(step, arrays)
-    final = directory / folder_name(step)
-    temporary = aside(WRITING, final) if writers is None else _room(directory, step)
+    final, room, part = directory / folder_name(step), _room(directory, step), _PART.format(writers.index)
     needed_bytes = sum(_own(array).nbytes for array in arrays.values())
     try:
-        if not directory.is_dir():
-            directory.mkdir(parents=True, exist_ok=True)
-            sync(directory.parent)
-        if writers is None:
-            temporary.mkdir()
+        if writers.count == 1:
+            make_room(directory, step)
         drill.before_write()
-        name = STATE if writers is None else _PART.format(writers.index)
-        _write_bundle(temporary / name, arrays)
-        files = _durable(temporary.glob(f"{name}.*"))
+        _write_bundle(room / part, arrays)
+        files = _durable(room.glob(f"{part}.*"))
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
-        if writers is not None:
-            if writers.index:
-                _tell(temporary / f"{name}.json", files)
-                return
-            files = _merged(temporary, writers, files)
+        if writers.index:
+            _tell(room / f"{part}.json", files)
+            return
+        files = _merged(room, writers, files)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "step": int(step),
@@ -104,28 +102,28 @@ def write_checkpoint(
             "tensors": {name: described(array) for name, array in arrays.items()},
         }
         manifest["sha256"] = checksum(manifest)
-        write_durably(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
-        sync(temporary)
+        write_durably(room / MANIFEST, json.dumps(manifest, indent=1).encode())
+        sync(room)
         before_commit()
         replaced = aside(DELETING, final)
         if final.exists():
             os.rename(final, replaced)
-        os.rename(temporary, final)
+        os.rename(room, final)
         sync(final.parent)
         remove(replaced)
     except BaseException as error:
-        if writers is None or not writers.index:
-            remove(temporary)
+        if not writers.index:
+            remove(room)
         else:
             with contextlib.suppress(OSError):
-                _tell(temporary / f"{_PART.format(writers.index)}.json", {"error": str(error)})
+                _tell(room / f"{part}.json", {"error": str(error)})
         if isinstance(error, OSError):
-            raise write_error(f"the checkpoint of step {step}", temporary, needed_bytes, error) from error
+            raise write_error(f"the checkpoint of step {step}", room, needed_bytes, error) from error
         raise
 
 
 def _room(directory: Path, step: int) -> Path:
-    return directory / f"{WRITING}{folder_name(step)}-together"
+    return directory / f"{WRITING}{folder_name(step)}"
 
 
 def _tell(path: Path, content: Mapping[str, Any]) -> None:

@@ -7,23 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from launcher.checkpoints.best import Best
 from launcher.checkpoints.bundle import State, Writers
 from launcher.checkpoints.errors import CheckpointWriteError
-from launcher.checkpoints.store import CheckpointStore
+from launcher.checkpoints.store import Best, CheckpointStore
 
 ON_ERROR = ("stop", "continue")
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Together:
-    """Those that write a state together: which this one is, how many, and whether any of them says so."""
-
-    index: int
-    count: int
-    any: Callable[[bool], bool]
 
 
 class Saver:
@@ -41,8 +31,8 @@ class Saver:
         best: What the run has to beat.
         may_write: Called by `check`; raises when this run must not write any more.
         saved: Takes the step of each checkpoint that is whole; called in the caller's thread.
-        together: The workers that each write their own parts of a state, all of which call `save` after the same steps,
-            and which of them this is; None where the chief writes all.
+        writers: The workers that each write their own parts of a state, all of which call `save` after the same steps;
+            None where the chief writes all.
     """
 
     def __init__(
@@ -55,7 +45,7 @@ class Saver:
         best: Best | None = None,
         may_write: Callable[[], None] = lambda: None,
         saved: Callable[[int], None] = lambda step: None,
-        together: Together | None = None,
+        writers: Writers | None = None,
     ):
         self._store, self._asynchronous = store, asynchronous
         self._goes_on = on_error == "continue"
@@ -64,7 +54,7 @@ class Saver:
         self._write: _Write | None = None
         self._saved_step: int | None = None
         self._failed: CheckpointWriteError | None = None
-        self._together, self._given_up = together, threading.Event()
+        self._writers = writers
 
     @property
     def best(self) -> Best | None:
@@ -91,22 +81,21 @@ class Saver:
         Raises:
             CheckpointWriteError: This or the write before failed, and failures stop the run.
         """
-        together, chief = self._together, self._store.is_chief
-        if not chief and together is None:
+        writers, is_chief = self._writers, self._store.is_chief
+        if not is_chief and writers is None:
             self._best = best or self._best
             return
         self._settle()
         is_new = step != self._saved_step or best is not None
-        if together is None and not is_new:
+        if writers is None and not is_new:
             return
         self._best = best or self._best
-        writers, state = None, snapshot()
-        if together is not None:
-            # Where the chief has made room, all write.
-            if together.any(chief and is_new and self._store.make_room(step, state)):
-                writers = Writers(together.index, together.count, self._given_up)
-            elif not (chief and is_new):
+        state = snapshot()
+        # Where the chief has made room, all write.
+        if writers is not None and not writers.any(is_chief and is_new and self._store.make_room(step, state)):
+            if not (is_chief and is_new):
                 return
+            writers = None
         self._write = _Write(self._store, step, state, metrics or {}, best, writers)
         if self._asynchronous:
             self._write.start()
@@ -130,7 +119,8 @@ class Saver:
         """Waits for the write under way, for when another error ends the run; its own failure is a warning then."""
         if self._write is None:
             return
-        self._given_up.set()
+        if self._writers is not None:
+            self._writers.given_up.set()
         self._write.wait()
         if self._write.error is not None:
             _logger.warning("%s", self._write.error)

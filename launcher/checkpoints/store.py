@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,18 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints.best import Best, forget_best, read_best, write_best, write_record
 from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
-from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
 from launcher.machine import regular_file
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
-_REWINDS = "rewinds.json"
+_REWINDS, _BEST = "rewinds.json", "best.json"
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Best:
+    """The step of the checkpoint that evaluated best so far, and the metric that says so."""
+
+    step: int
+    metric: str
+    value: float
 
 
 class CheckpointStore:
@@ -86,7 +96,14 @@ class CheckpointStore:
         if writers is None and not (self.is_chief and self._may_write(step, state)):
             return str(folder)
         write_checkpoint(
-            self._directory, step, state, metrics or {}, self.run, self._scaling, self.before_write, writers
+            self._directory,
+            step,
+            state,
+            metrics or {},
+            self.run,
+            self._scaling,
+            self.before_write,
+            writers or Writers(),
         )
         if self.is_chief:
             self._whole[step] = True
@@ -168,8 +185,21 @@ class CheckpointStore:
         return record.step if damage is None else None
 
     def best_record(self) -> Best | None:
-        """Returns what `mark_best` recorded last, so that a resumed run knows what it has to beat."""
-        return read_best(self._directory)
+        """Returns what `mark_best` recorded last, so that a resumed run knows what it has to beat.
+
+        A damaged record is a warning and None, and one that cannot be read a CheckpointReadError.
+        """
+        path = self._directory / _BEST
+        try:
+            record = json.loads(regular_file.read(path))
+            return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise read_error(path, error) from error
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            _logger.warning("Ignoring the damaged record of the best checkpoint %s: %r.", path, error)
+        return None
 
     def mark_best(self, step: int, *, metric: str, value: float) -> None:
         """Records that `step` is the best checkpoint; compares nothing, the caller decides.
@@ -182,7 +212,8 @@ class CheckpointStore:
             return
         if not math.isfinite(value) or not is_complete(self._folder(step)):
             raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
-        write_best(self._directory, Best(step=int(step), metric=metric, value=float(value)))
+        record = {"step": int(step), "metric": metric, "value": float(value), "time": time.time()}
+        self._record(_BEST, record, f"the record of the best checkpoint (step {step})")
 
     def rewinds(self) -> tuple[Mapping[str, Any], ...]:
         """Returns what `go_back` recorded, in its order: each with at least "left_out", a first and a last batch.
@@ -231,7 +262,7 @@ class CheckpointStore:
         self.before_write()
         best = self.best_record()
         if best is not None and best.step > step:
-            forget_best(self._directory)
+            remove(self._directory / _BEST)
         for newer in reversed(self._folders()):
             if newer > step:
                 try:
@@ -241,8 +272,20 @@ class CheckpointStore:
                         f"the removal of the checkpoint of step {newer}", self._folder(newer), 0, error
                     ) from error
         rewinds = [*self.rewinds(), {**record, "to_step": step}]
-        write_record(self._directory / _REWINDS, rewinds, "the record of the batches that are left out")
+        self._record(_REWINDS, rewinds, "the record of the batches that are left out")
         return step
+
+    def _record(self, name: str, record: Any, what: str) -> None:
+        """Replaces a small file of JSON durably and at once; CheckpointWriteError where `what` cannot be written."""
+        path, content = self._directory / name, json.dumps(record).encode()
+        temporary = aside(WRITING, path)
+        try:
+            write_durably(temporary, content)
+            os.replace(temporary, path)
+            sync(path.parent)
+        except OSError as error:
+            remove(temporary)
+            raise write_error(what, temporary, len(content), error) from error
 
     def read(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
         """Returns the arrays saved at `step` whose name is wanted, bit for bit, in the order they were given to `save`.

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Together
+from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Writers
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
@@ -290,7 +290,7 @@ class _Run:
             best=start.best,
             may_write=self._held.check,
             saved=self._attempt.saved,
-            together=Together(cluster.index, cluster.num_workers, trainer.workers.any)
+            writers=Writers(cluster.index, cluster.num_workers, trainer.workers.any)
             if trainer.state.is_written_together
             else None,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from saved import DEADLINE_SECONDS, assert_same_bits, hidden, state_of, wait_for
 
-from launcher.checkpoints import Best, CheckpointStore, CheckpointWriteError, Saver, Together
+from launcher.checkpoints import Best, CheckpointStore, CheckpointWriteError, Saver, Writers
 from launcher.machine.array_parts import Part, Range
 
 AXES = {"model/dense/kernel": 0, "optimizer/momentum": 1}
@@ -33,7 +33,7 @@ class _Processes:
         self._barrier, self._said = threading.Barrier(2), [False, False]
         self.stores = [CheckpointStore(str(directory), is_chief=index == 0) for index in range(2)]
         self.savers = [
-            Saver(store, together=Together(index, 2, lambda flag, index=index: self._any(index, flag)))
+            Saver(store, writers=Writers(index, 2, lambda flag, index=index: self._any(index, flag)))
             for index, store in enumerate(self.stores)
         ]
 
