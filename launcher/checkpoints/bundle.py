@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, sync, write_durably
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably, sync, write_durably
 from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
 from launcher.machine.array_parts import Part, Range, Source
@@ -88,7 +88,7 @@ def write_checkpoint(
         if sum(file["size"] for file in files.values()) < needed_bytes:
             raise OSError(errno.EIO, "the file system kept fewer bytes than were written")
         if writers.index:
-            _tell(room / f"{part}.json", files)
+            replace_durably(room / f"{part}.json", files)
             return
         files = _merged(room, writers, files)
         manifest: dict[str, Any] = {
@@ -116,7 +116,7 @@ def write_checkpoint(
             remove(room)
         else:
             with contextlib.suppress(OSError):
-                _tell(room / f"{part}.json", {"error": str(error)})
+                replace_durably(room / f"{part}.json", {"error": str(error)})
         if isinstance(error, OSError):
             raise write_error(f"the checkpoint of step {step}", room, needed_bytes, error) from error
         raise
@@ -124,14 +124,6 @@ def write_checkpoint(
 
 def _room(directory: Path, step: int) -> Path:
     return directory / f"{WRITING}{folder_name(step)}"
-
-
-def _tell(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file that is there when all of it is."""
-    partial = path.with_suffix(".partial")
-    write_durably(partial, json.dumps(content).encode())
-    os.replace(partial, path)
-    sync(path.parent)
 
 
 def _own(value: np.ndarray | Part) -> np.ndarray:

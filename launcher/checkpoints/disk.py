@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 WRITING = ".writing-"
 DELETING = ".deleting-"
@@ -37,6 +39,18 @@ def write_durably(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_durably(path: Path, record: Any) -> None:
+    """Replaces a small file of JSON: whoever reads it finds all of the old one or of the new one."""
+    temporary = aside(WRITING, path)
+    try:
+        write_durably(temporary, json.dumps(record).encode())
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError:
+        remove(temporary)
+        raise
 
 
 def sync(path: Path) -> None:

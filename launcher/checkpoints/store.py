@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
-from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, set_aside, sync, write_durably
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably, set_aside
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
@@ -277,15 +277,11 @@ class CheckpointStore:
 
     def _record(self, name: str, record: Any, what: str) -> None:
         """Replaces a small file of JSON durably and at once; CheckpointWriteError where `what` cannot be written."""
-        path, content = self._directory / name, json.dumps(record).encode()
-        temporary = aside(WRITING, path)
+        path = self._directory / name
         try:
-            write_durably(temporary, content)
-            os.replace(temporary, path)
-            sync(path.parent)
+            replace_durably(path, record)
         except OSError as error:
-            remove(temporary)
-            raise write_error(what, temporary, len(content), error) from error
+            raise write_error(what, path, 0, error) from error
 
     def read(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
         """Returns the arrays saved at `step` whose name is wanted, bit for bit, in the order they were given to `save`.

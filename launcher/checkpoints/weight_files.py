@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import struct
@@ -121,45 +122,28 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
     with h5py.File(file, "r") as root:
         if "layer_names" in root.attrs:
             raise ValueError("it is of Keras 2; load it into its model there, and save that as .keras")
-        found = list(_group(root, (), set()))
-        _check_size(sum(value.size * value.dtype.itemsize for *_, value in found), most)
-        for layer, key, value in found:
-            if value.external or value.is_virtual:
-                raise ValueError(f"{value.name} is in another file")
-            array = np.array(value, dtype=_bfloat16() if value.attrs.get("dtype") == "bfloat16" else None)
+        names, found = dict[str, str](), list[Any]()
+
+        def visit(path: str, item: Any) -> None:  # each object once, and none through a link, which may lead elsewhere
+            around, _, last = path.rpartition("/")
+            if isinstance(item, h5py.Group) and last == "vars" and around:
+                name = item.attrs.get("name", around.rpartition("/")[2])
+                names[around] = name.decode() if isinstance(name, bytes) else str(name)
+            is_weight = isinstance(item, h5py.Dataset) and around.rpartition("/")[2] == "vars"
+            if is_weight and not path.startswith("optimizer/"):
+                found.append(item)
+
+        root.visititems(visit)
+        _check_size(sum(item.size * item.dtype.itemsize for item in found), most)
+        for item in sorted(found, key=lambda item: (item.parent.name, len(item.name), item.name)):
+            if item.external or item.is_virtual:
+                raise ValueError(f"{item.name} is in another file")
+            *around, _, key = item.name[1:].split("/")
+            layer = tuple(names[path] for path in itertools.accumulate(around, "{}/{}".format) if path in names)
+            array = np.array(item, dtype=_bfloat16() if item.attrs.get("dtype") == "bfloat16" else None)
             # The state of a random generator: no weight of a layer looks like it.
             if not (array.dtype == np.uint32 and array.shape == (2,)):
                 yield Stored("/".join((*layer, key)), layer, key, array)
-
-
-def _group(
-    group: Any, around: tuple[str, ...], seen: set[Any], depth: int = 0
-) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """What a layer has in its group `vars`, with its name, and the layers inside of it; nothing is read yet."""
-    if group.id in seen:
-        raise ValueError(f"{group.name} is there by two names")
-    seen.add(group.id)
-    own = _inside(group, "vars") if "vars" in group else None
-    layer = around
-    if own is not None and depth:
-        name = own.attrs.get("name", group.name.rpartition("/")[2])
-        layer = (*around, name.decode() if isinstance(name, bytes) else str(name))
-    for key in sorted(own or (), key=lambda name: (len(name), name)):
-        yield layer, key, _inside(own, key)
-    for name in group:
-        if name != "vars" and not (depth == 0 and name == "optimizer"):
-            inner = _inside(group, name)
-            if hasattr(inner, "keys"):
-                yield from _group(inner, layer, seen, depth + 1)
-
-
-def _inside(group: Any, name: str) -> Any:
-    """What a group has by a name, unless that is a link, which may lead to another file or in a circle."""
-    import h5py
-
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise ValueError(f"{group.name}/{name} is a link")
-    return group[name]
 
 
 def _safetensors(file: BinaryIO, most: int) -> Iterator[Stored]:

@@ -19,7 +19,6 @@ Imports no TensorFlow: the supervisor holds leases, too.
 """
 
 import contextlib
-import enum
 import errno
 import os
 import tempfile
@@ -61,12 +60,6 @@ Isolate = Callable[[Callable[[], Any]], Any]
 
 def _here(work: Callable[[], Any]) -> Any:
     return work()
-
-
-class _Life(enum.Enum):
-    ALIVE = "alive"
-    GONE = "gone"
-    UNKNOWN = "unknown"
 
 
 class Lease:
@@ -293,18 +286,18 @@ def _take(
     job = supervises or joins or uuid.uuid4().hex[:12]
     is_locked = lease_file.lock(descriptor)
     found = lease_file.read(descriptor)
-    life = _Life.GONE if found is None else _life(found, is_locked, os.fstat(descriptor).st_dev)
-    if (is_locked is False and life is _Life.GONE) or not lease_file.is_at(descriptor, path):
+    lives = found is not None and _lives(found, is_locked, os.fstat(descriptor).st_dev)
+    if (is_locked is False and lives is False) or not lease_file.is_at(descriptor, path):
         return None
     if found is not None:
-        if found.job == job and found.supervises and life is not _Life.GONE:
+        if found.job == job and found.supervises and lives is not False:
             return Lease(path, found, isolate=isolate)
         is_earlier_attempt = found.job == joins
-        if life is _Life.UNKNOWN and not is_earlier_attempt:
-            life = _watch(path, found, say)
+        if lives is None and not is_earlier_attempt:
+            lives = _beats(path, found, say)
             if not lease_file.is_at(descriptor, path):
                 return None
-        if life is _Life.ALIVE and not is_earlier_attempt:
+        if lives and not is_earlier_attempt:
             raise _refusal(found, path)
     try:
         mine = lease_file.write(descriptor, job, supervises is not None, is_locked is True)
@@ -322,8 +315,8 @@ def _take(
     return Lease(path, mine, descriptor, made, isolate)
 
 
-def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
-    """Waits for a heartbeat of a holder that cannot be seen from here."""
+def _beats(path: Path, holder: Holder, say: Callable[[str], None]) -> bool:
+    """Waits for a heartbeat of a holder that cannot be seen from here; whether one came."""
     first = path.stat().st_mtime_ns
     age = max(0.0, time.time() - first / 1e9)
     seconds = max(_LIMIT_SECONDS - age, 2 * _BEAT_SECONDS)
@@ -335,14 +328,14 @@ def _watch(path: Path, holder: Holder, say: Callable[[str], None]) -> _Life:
             # Opened anew, because only that makes a network file system ask the server.
             with open(path, "rb") as file:
                 if os.fstat(file.fileno()).st_mtime_ns != first or lease_file.read(file.fileno()) not in (holder, None):
-                    return _Life.ALIVE
+                    return True
         except FileNotFoundError:
-            return _Life.GONE
-    return _Life.GONE
+            return False
+    return False
 
 
-def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
-    """Whether the holder still runs and holds this file.
+def _lives(holder: Holder, is_locked: bool | None, device: int) -> bool | None:
+    """Whether the holder still runs and holds this file; None where that cannot be seen from here.
 
     Args:
       is_locked: whether this process has the lock now; None where there are none.
@@ -350,10 +343,10 @@ def _life(holder: Holder, is_locked: bool | None, device: int) -> _Life:
     """
     same_kernel = holder.boot == lease_file.boot()
     if same_kernel and is_locked and holder.locked and holder.device == device:
-        return _Life.GONE
+        return False
     if same_kernel and holder.processes == lease_file.processes():
-        return _Life.ALIVE if lease_file.started(holder.process) == holder.started else _Life.GONE
-    return _Life.ALIVE if is_locked is False else _Life.UNKNOWN
+        return lease_file.started(holder.process) == holder.started
+    return True if is_locked is False else None
 
 
 def _refusal(holder: Holder, path: Path) -> UsageError:

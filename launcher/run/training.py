@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Writers
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, exit_barrier, gce, tpu
+from launcher.machine import accelerators, compile_cache, exit_barrier, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.attempts import AttemptsFile
@@ -45,7 +46,7 @@ from launcher.run.start import assets, program_record, start_weights, starting_p
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step import layer_policies
 from launcher.tasks.keras_callbacks import fit_of
-from launcher.worker import progress
+from launcher.worker import drill, progress
 from launcher.worker.preemption import StopRequest
 from launcher.worker.progress import Progress
 
@@ -122,7 +123,7 @@ class _Run:
             epochs=epochs,
             clock=stopwatch.trained,
         )
-        self._last_events = base.LastEvents()
+        self._last_rows: dict[str, base.Row] = {"train": {}, "eval": {}}
         self._actions: Sequence[base.Action] = ()
         self._callbacks: KerasCallbacks | None = None
         self._change = ""  # of the program, since an earlier attempt
@@ -241,7 +242,14 @@ class _Run:
         """Those that go on where the run goes back to an earlier checkpoint."""
         order, plan, built, note = self._order, self._plan, self._built, self._reporter.note
         trainer, is_engine = built.trainer, built.engine is not None
-        actions: list[base.Action] = [base.TellSupervisor(tell), base.DrillFault(), self._last_events]
+        actions: list[base.Action] = [
+            base.Calls(
+                begins=lambda phase, step: tell.report(phase=phase, step=step),
+                before_steps=drill.between_steps,
+                on_log=lambda row: self._last_rows.update(train=row),
+                on_evaluation=lambda row: self._last_rows.update(eval=row),
+            )
+        ]
         if self._is_chief:
             actions.append(base.SaveConfig(order.model_dir, note))
         if order.trains:
@@ -259,7 +267,9 @@ class _Run:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
             actions.append(ProfileSteps(order.profiled, folder, note, is_engine=is_engine))
         if order.compile_cache is not None:
-            actions.append(base.SealCompileCache(order.compile_cache))
+            # What was compiled for the step and for the evaluation, as soon as it was.
+            seal = functools.partial(compile_cache.seal_new, order.compile_cache)
+            actions.append(base.Calls(after_first_step=seal, on_evaluation=lambda row: seal()))
         return actions
 
     def _restored_actions(self, start: StartingPoint) -> list[base.Action]:
@@ -412,7 +422,7 @@ class _Run:
         summary = make_summary(
             exit_code=exit_code,
             error=error_text,
-            metrics={"train": self._last_events.train, "eval": self._last_events.evaluation},
+            metrics=self._last_rows,
             step=step,
             strategy=self._plan.strategy.kind,
             num_replicas=self._plan.strategy.num_replicas,

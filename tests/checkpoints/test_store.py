@@ -177,7 +177,7 @@ def test_a_record_of_rewinds_that_cannot_be_written_or_read_is_an_error_and_no_o
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk, pytest.raises(CheckpointWriteError, match="batches that are left out"):
-        disk.setattr("launcher.checkpoints.store.write_durably", full)
+        disk.setattr("launcher.checkpoints.disk.write_durably", full)
         store.go_back(10, 1, {"left_out": (10, 12)})
     assert (store.latest(), store.rewinds()) == (5, ())
     (directory / "rewinds.json").write_text("[{")

@@ -1,22 +1,18 @@
 """Actions: what a run does at its events beside training, which the Controller tells, and knows no more of."""
 
 import contextlib
-import dataclasses
 import enum
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from launcher.config import gin_used
-from launcher.machine import compile_cache
 from launcher.reporting import run_folder, strict_json
 from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.reporter import Reporter
 from launcher.step.flops import Flops
 from launcher.step.trainer import Trainer
 from launcher.watch.precision_watch import Watch
-from launcher.worker import drill
-from launcher.worker.progress import Progress
 
 Row = dict[str, Any]
 """A log event: what a line of metrics.jsonl has of a training or an evaluation."""
@@ -95,41 +91,11 @@ def tell(actions: Iterable[Action], event: Event, *arguments: Any) -> list[Any]:
     return [method(*arguments) for method in methods if method is not None]
 
 
-@dataclasses.dataclass
-class LastEvents(Action):
-    """The last log events of a run, which its summary shows."""
+class Calls(Action):
+    """An action that is made of functions, each by the name of the event that it answers."""
 
-    train: Row = dataclasses.field(default_factory=dict)
-    evaluation: Row = dataclasses.field(default_factory=dict)
-
-    def on_log(self, row: Row) -> None:
-        self.train = row
-
-    def on_evaluation(self, row: Row) -> None:
-        self.evaluation = row
-
-
-class SealCompileCache(Action):
-    """Has the compile cache know what was compiled for the step and for the evaluation as soon as it was."""
-
-    def __init__(self, folder: str):
-        self._folder = folder
-
-    def after_first_step(self) -> None:
-        compile_cache.seal_new(self._folder)
-
-    def on_evaluation(self, row: Row) -> None:
-        compile_cache.seal_new(self._folder)
-
-
-class TellSupervisor(Action):
-    """Tells a supervisor, if there is one, how far this worker is."""
-
-    def __init__(self, progress: Progress):
-        self._progress = progress
-
-    def begins(self, phase: str, step: int) -> None:
-        self._progress.report(phase=phase, step=step)
+    def __init__(self, **functions: Callable[..., Any]):
+        vars(self).update(functions)
 
 
 class RecordAttempt(Action):
@@ -154,13 +120,6 @@ class RecordAttempt(Action):
 
     def on_evaluation(self, row: Row) -> None:
         self._file.at(row["step"])
-
-
-class DrillFault(Action):
-    """Lets a drill's fault happen between steps."""
-
-    def before_steps(self) -> None:
-        drill.between_steps()
 
 
 class MeasureFlops(Action):

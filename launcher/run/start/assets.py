@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import uuid
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -30,16 +30,14 @@ def check(model_dir: str, task: Task) -> None:
 def save(model_dir: str, task: Task) -> None:
     """Keeps the task's assets, each file whole or not at all; what is there already stays."""
     for name, content in task.assets().items():
-        path = os.path.join(folder(model_dir), name)
-        if tf.io.gfile.exists(path):
-            continue
-        partial = f"{path}.{uuid.uuid4().hex}.partial"
+        path = Path(folder(model_dir), name)
+        partial = path.with_name(f"{name}.partial")
         try:
-            tf.io.gfile.makedirs(folder(model_dir))
-            with tf.io.gfile.GFile(partial, "wb") as file:
-                file.write(content)
-            tf.io.gfile.rename(partial, path, overwrite=True)
-        except (OSError, tf.errors.OpError) as error:
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_bytes(content)
+                partial.replace(path)
+        except OSError as error:
             raise UsageError(f"{path} cannot be written: {error}; choose another --model_dir") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gin
@@ -133,9 +134,8 @@ def write_listing(model_dir: str, listing: str) -> None:
     if not listing:
         return
     try:
-        with tf.io.gfile.GFile(os.path.join(model_dir, LISTING), "w") as file:
-            file.write(listing)
-    except (OSError, tf.errors.OpError) as error:
+        Path(model_dir, LISTING).write_text(listing, "utf-8")
+    except OSError as error:
         raise UsageError(f"{LISTING} cannot be written to --model_dir={model_dir}: {error}") from None
 
 
