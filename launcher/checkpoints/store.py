@@ -157,15 +157,15 @@ class CheckpointStore:
             try:
                 damage = find_damage(folder)
             except CheckpointReadError:
-                if step in self._folders():
+                if folder.exists():
                     raise
                 continue
             if damage is None:
                 return step
-            if not folder.exists():
-                continue  # Retired by the chief while it was being read, so there are newer ones: look again.
-            _logger.warning("Skipping the damaged checkpoint %s: %s.", folder, damage)
-            skipped[step] = damage
+            # Else, the chief has retired it while it was being read, so there are newer ones: look again.
+            if folder.exists():
+                _logger.warning("Skipping the damaged checkpoint %s: %s.", folder, damage)
+                skipped[step] = damage
         if not skipped:
             return None
         listed = "".join(f"\n  {folder_name(step)}: {damage}" for step, damage in skipped.items())
@@ -311,14 +311,14 @@ class CheckpointStore:
     def check_compatible(
         self,
         step: int,
-        expected: Mapping[str, tuple[Sequence[int], Any]],
+        expected: Mapping[str, tuple[Sequence[int], str]],
         stand_ins: Mapping[str, str] = MappingProxyType({}),
         prefix: str = "",
     ) -> None:
         """Refuses a checkpoint that was written by another model.
 
         Args:
-            expected: Shape and dtype (NumPy's, TensorFlow's or a name) of every array the model needs, by name.
+            expected: Shape and name of the dtype of every array the model needs, by name.
             stand_ins: Names that may be missing or left over, each with the name of what stands in for it.
             prefix: Only the checkpoint's arrays whose names begin with it are compared.
 
@@ -327,17 +327,19 @@ class CheckpointStore:
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
         tensors = self.manifest(step)["tensors"]
-        found = {name: of for name, of in tensors.items() if name.startswith(prefix) and not name.startswith(HOST)}
-        wanted = {name: {"shape": list(size), "dtype": _dtype_name(dtype)} for name, (size, dtype) in expected.items()}
-        missing = [name for name in wanted if name not in found and name not in stand_ins]
-        unexpected = [name for name in found if name not in wanted and name not in stand_ins]
+        found = {
+            name: f"{about['dtype']}{about['shape']}"
+            for name, about in tensors.items()
+            if name.startswith(prefix) and not name.startswith(HOST)
+        }
+        wanted = {name: f"{dtype}{[*shape]}" for name, (shape, dtype) in expected.items()}
         differences = {
-            "missing": [f"{name} {_show(wanted[name])}" for name in missing],
-            "unexpected": [f"{name} {_show(found[name])}" for name in unexpected],
+            "missing": [f"{name} {wanted[name]}" for name in wanted if name not in found and name not in stand_ins],
+            "unexpected": [f"{name} {found[name]}" for name in found if name not in wanted and name not in stand_ins],
             "different": [
-                f"{name} is {_show(found[name])} in the checkpoint, {_show(wanted[name])} in the model"
+                f"{name} is {found[name]} in the checkpoint, {wanted[name]} in the model"
                 for name in wanted
-                if name in found and found[name] != wanted[name]
+                if found.get(name, wanted[name]) != wanted[name]
             ],
         }
         details = "".join(f"\n  {kind}: {shorten(names)}" for kind, names in differences.items() if names)
@@ -393,16 +395,6 @@ class CheckpointStore:
             except CheckpointReadError:
                 return False
         return self._whole[step]
-
-
-def _dtype_name(dtype: Any) -> str:
-    if isinstance(dtype, str):
-        return dtype
-    return str(dtype.name) if hasattr(dtype, "name") else np.dtype(dtype).name
-
-
-def _show(description: Mapping[str, Any]) -> str:
-    return f"{description['dtype']}{description['shape']}"
 
 
 def spaced(times: Mapping[int, float], hours: float) -> set[int]:

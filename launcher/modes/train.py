@@ -47,7 +47,7 @@ def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
     The first call's folder is that of the run, and the others' lie inside of it.
     """
     with gin_bindings.usage_errors():
-        loading.load_bindings_of_program(gin_files, request.gin_param)
+        loading.load_bindings(gin_files, request.gin_param, called_by_program=True)
         machine = make_machine(request)
         machine.begin()
     calls = 0

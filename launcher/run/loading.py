@@ -16,7 +16,7 @@ from launcher.machine.cluster import elastic
 from launcher.machine.devices import discover, settings_left
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
-from launcher.run import plan, programs, shares
+from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
@@ -50,14 +50,9 @@ def load(gin_files: Sequence[str], gin_params: Sequence[str], *, before_imports:
     if path is None:
         load_bindings(others, gin_params, before_imports=before_imports)
         return Recipe()
-    load_bindings_of_program(others, gin_params)
+    load_bindings(others, gin_params, called_by_program=True)
     before_imports()
     return programs.first_call(path).recipe()
-
-
-def load_bindings_of_program(gin_files: Sequence[str], gin_params: Sequence[str]) -> None:
-    """Makes known to gin, and checks, what is bound beside a program; its `launcher.fit` gives what is required."""
-    load_bindings(gin_files, gin_params, called_by_program=("train",))
 
 
 def load_bindings(
@@ -65,14 +60,16 @@ def load_bindings(
     gin_params: Sequence[str],
     *,
     before_imports: Callable[[], None] = lambda: None,
-    called_by_program: Sequence[str] = (),
+    called_by_program: bool = False,
     foreign: str | None = None,
 ) -> None:
-    """Makes the bindings known to gin and checks them; for arguments and errors, see `config.load`."""
+    """Makes the bindings known to gin and checks them; for arguments and errors, see `gin_bindings.load`.
+
+    `called_by_program`: whether they are bound beside a program, whose `launcher.fit` gives what is required.
+    """
     import_builtins()
-    gin_bindings.load(
-        gin_files, gin_params, before_imports=before_imports, called_by_program=called_by_program, foreign=foreign
-    )
+    called = ("train",) if called_by_program else ()
+    gin_bindings.load(gin_files, gin_params, before_imports=before_imports, called_by_program=called, foreign=foreign)
     # A recipe may say how any mode is to treat it, whichever mode this is.
     gin_bindings.check_settings()
 
@@ -183,7 +180,7 @@ class Machine:
             rematerialize_why=rematerialize_why,
             made=self.made,
         )
-        resolved = shares.of_fewer(resolved, elastic.full_workers(self.environ, self._cluster.num_workers))
+        resolved = plan.shared_by_fewer(resolved, elastic.full_workers(self.environ, self._cluster.num_workers))
         plan.check_batches(resolved)
         return resolved
 

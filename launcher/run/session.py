@@ -6,7 +6,7 @@ import functools
 import gc
 import pathlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -18,9 +18,9 @@ from launcher.data.pipeline import Shard, held
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
 from launcher.optimizers import Optimizer, Optimizers
-from launcher.run import layer_settings, own_step_limits, shares
+from launcher.run import layer_settings
 from launcher.run.evaluator import Evaluator
-from launcher.run.plan import RunPlan
+from launcher.run.plan import RunPlan, finer_shares
 from launcher.run.recipe import Recipe
 from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision, statistics
 from launcher.step.clipping import Clipping
@@ -73,11 +73,12 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     with initial_values.scope(strategy, None if engine is None else engine.first_values):
         model = build_model(plan, notes.append)
         if recipe.task.step_assigns is not None:
-            own_step_limits.check(plan)
+            for binding, instead in _unfit_for_own_step(plan):
+                raise UsageError(f"{binding}: the model has a train_step or test_step of its own; {instead}")
         optimizer = build_optimizer(plan)
     plan = with_loss_scale(plan, model)
     assigns = forward_assigns(plan, model)
-    plan = shares.finer(plan, model, assigns, notes.append)
+    plan = finer_shares(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
     found = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and engine is None
@@ -248,3 +249,27 @@ def _clipping(of_recipe: Clipping, optimizer: Optimizer | Optimizers) -> Clippin
         )
         raise UsageError(f"the optimizer clips gradients by {bound}, and the recipe binds {other}: give one of them")
     return dataclasses.replace(of_recipe, **theirs)
+
+
+def _unfit_for_own_step(plan: RunPlan) -> Iterator[tuple[str, str]]:
+    """Bindings that are about a step which the model has of its own, and what to do instead."""
+    recipe = plan.recipe
+    if recipe.optimizer is not None:
+        yield "train.optimizer", "it applies the optimizers that the model holds: leave the binding out"
+    if plan.microbatches > 1:
+        yield f"train.microbatches = {plan.microbatches}", "what it does with its gradients cannot be divided: bind 1"
+    if plan.strategy.accelerator == "tpu":
+        yield "a TPU", "it is not compiled by XLA here: train on CPUs or GPUs, or write a task, see docs/own_task.md"
+    if plan.jit_compile:
+        yield "train.jit_compile = True", "it is not compiled by XLA here: leave the binding out"
+    if recipe.clipping.bounds:
+        (name, bound), *_ = recipe.clipping.bounds.items()
+        of_keras = {"global_norm": "global_clipnorm", "value": "clipvalue", "layer_norm": "clipnorm"}
+        given = f"give {of_keras[name]}={bound}" if name in of_keras else "give a bound"
+        yield f"Clipping.{name} = {bound}", f"{given} to the optimizer that it is for, and leave the binding out"
+    if recipe.penalty is not None:
+        yield "train.penalty", "add the penalty to the loss in it, and leave the binding out"
+    if recipe.precision_watch is not None:
+        yield "train.precision_watch", "only the gradients of one loss can be watched: leave the binding out"
+    if recipe.spikes is not None and recipe.spikes.action == "skip":
+        yield "Spikes.action = 'skip'", "it is over before its loss is known: use 'note', 'stop' or 'rewind'"

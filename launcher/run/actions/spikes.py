@@ -174,22 +174,23 @@ class SpikeDetector(Action):
             self._error = Rewind(record, before=first, checkpoints=rule.rewind_checkpoints)
             return
         self._report({"step": step, **row})
-        if rule.action == "skip" and math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]):
-            self._note(f"step {step} skipped: {what}")
-        elif rule.action in ("note", "skip") and not is_told:
-            self._note(f"step {step}: {what}")
-        elif rule.action == "stop":
-            self._error = TrainingError(
-                f"step {step}: {what} (Spikes.action = 'stop'). The newest checkpoint is of a step before. The same "
-                "command comes to the same step: lower the learning rate, clip gradients (Clipping.global_norm), "
-                "look at the examples of that step, or bind Spikes.action = 'rewind'"
+        if rule.action in ("note", "skip"):
+            is_skipped = rule.action == "skip" and math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"])
+            if is_skipped or not is_told:
+                self._note(f"step {step}{' skipped' if is_skipped else ''}: {what}")
+            return
+        why = (
+            " (Spikes.action = 'stop'). The newest checkpoint is of a step before. The same command comes to the same "
+            "step: lower the learning rate, clip gradients (Clipping.global_norm), look at the examples of that step, "
+            "or bind Spikes.action = 'rewind'"
+        )
+        if rule.action == "rewind":
+            why = (
+                f", after the run has gone back {len(self._rewinds)} times (Spikes.max_rewinds = {rule.max_rewinds}) "
+                f"and left out the batches {[one['left_out'] for one in self._rewinds]}. Leaving batches out did not "
+                "help: lower the learning rate or clip gradients (Clipping.global_norm)"
             )
-        elif rule.action == "rewind":
-            self._error = TrainingError(
-                f"step {step}: {what}, after the run has gone back {len(self._rewinds)} times (Spikes.max_rewinds = "
-                f"{rule.max_rewinds}) and left out the batches {[one['left_out'] for one in self._rewinds]}. Leaving "
-                "batches out did not help: lower the learning rate or clip gradients (Clipping.global_norm)"
-            )
+        self._error = TrainingError(f"step {step}: {what}{why}")
 
     def _what(self, loss: float, norm: float) -> str:
         if not math.isfinite(loss):
