@@ -70,16 +70,18 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10,<3.14",  # what TensorFlow has wheels for
-    # Recipes, and the data that they import, stand beside launcher/ in a checkout and in site-packages alike.
+    # Models and recipes stand beside launcher/ in a checkout, and are installed into it.
     packages=[
-        *find_packages(include=["launcher", "launcher.*", "models", "models.*"]),
-        "gin_configs",
-        "gin_configs.data",
+        *find_packages(include=["launcher", "launcher.*"]),
+        *(f"launcher.{name}" for name in find_packages(include=["models", "models.*"])),
+        "launcher.gin_configs",
+        "launcher.gin_configs.data",
     ],
+    package_dir={"launcher.models": "models", "launcher.gin_configs": "gin_configs"},
     package_data={
         "launcher": ["py.typed"],
-        "models": ["py.typed"],
-        "gin_configs": ["**/*.gin"],
+        "launcher.models": ["py.typed"],
+        "launcher.gin_configs": ["**/*.gin"],
         "launcher.data": ["catalog.json"],
         "launcher.data.images": ["digits_split.txt"],
         "launcher.doctor": ["variables.json"],

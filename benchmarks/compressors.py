@@ -16,7 +16,8 @@ import json
 import lzma
 from collections.abc import Callable
 
-from gin_configs.data.python_docs import PythonDocs
+from launcher.gin_configs.data.python_docs import PythonDocs
+
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.patterns import LinesCorpus
 

@@ -16,9 +16,8 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 import tensorflow as tf
+from launcher.models.resnet import resnet
 from sklearn.datasets import load_digits
-
-from models.resnet import resnet
 
 _STEPS = 30
 

@@ -30,7 +30,7 @@ train.epochs = None
 """
 LM = """
 include 'lm_gpu.gin'
-import gin_configs.data.python_docs
+import launcher.gin_configs.data.python_docs
 text_corpus.source = @PythonDocs()
 text_corpus.vocab_size = 8192
 """

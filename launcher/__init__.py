@@ -28,10 +28,7 @@ The map, from the door inwards. A room may use those below it, never those above
     errors             users' errors, exit codes, the nearest name
 """
 
-import importlib
-import importlib.util
 import os
-import signal
 import sys
 
 __version__ = "0.1.0"
@@ -39,10 +36,14 @@ __version__ = "0.1.0"
 _PYTHONS = (3, 10), (3, 13)  # those of setup.py
 # What a program of ours is called while it imports this; "-m" is `python -m`, before it has found the module.
 _PROGRAMS = ("-m", "launcher", "launcher-jobs")
+_PROGRAM = os.path.splitext(os.path.basename((sys.argv or [""])[0]))[0]
+# Modules that a file of the same name would hide: these, and Python's own but for those that nobody here imports.
+_PACKAGES = "absl gin jax keras launcher ml_dtypes numpy packaging rich tensorflow tensorflow_datasets typeguard"
+_UNUSED = "cgi chunk configparser crypt doctest graphlib imp optparse pipes profile sched secrets test this trace wave"
 
 
 def _refusal() -> str:
-    """Why nothing here can run, or ""; nothing above its call may be newer than Python 3.6."""
+    """Why nothing here can run, or ""; nothing above its call may be newer than Python 3.6, or import Python's own."""
     if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         return (
             "Launcher needs Python 3.{} to 3.{}, and this is {}.{}.{} ({}). Install Launcher into a virtual "
@@ -54,23 +55,60 @@ def _refusal() -> str:
             "Run it in WSL 2: type wsl --install in a terminal, then follow docs/install.md in its Ubuntu. A "
             "model.keras that a run has saved opens on Windows with Keras alone"
         )
-    if not sys.flags.no_site and importlib.util.find_spec("absl") is None:
-        return (
-            f"the packages that Launcher needs are not installed for this Python ({sys.executable}). Type source "
-            ".venv/bin/activate in the checkout, if scripts/install.sh has made it; else see docs/install.md"
-        )
     try:
         os.getcwd()
     except OSError:
         return "the working directory has been removed: change to another"
+    if _hiding():
+        return _hiding()
+    from importlib.util import find_spec
+
+    if not sys.flags.no_site and find_spec("absl") is None:
+        return (
+            f"the packages that Launcher needs are not installed for this Python ({sys.executable}). Type source "
+            ".venv/bin/activate in the checkout, if scripts/install.sh has made it; else see docs/install.md"
+        )
     return ""
 
 
-if _refusal():  # before any other import, which would fail with less to say
-    if os.path.splitext(os.path.basename((sys.argv or [""])[0]))[0] in _PROGRAMS:
-        sys.stderr.write("error: {}\n".format(_refusal()))  # noqa: UP032
-        sys.exit(64)
-    raise ImportError(_refusal())
+def _hiding() -> str:
+    """Which file would be imported in place of a module that is needed here, as Python looks there first; or ""."""
+    needed = {*sys.stdlib_module_names} - {*_UNUSED.split()}
+    folders = [] if getattr(sys.flags, "safe_path", False) else [sys.path[0] or "."]  # since Python 3.11
+    for folder in [*folders, "."] if _PROGRAM in _PROGRAMS else folders:
+        is_ours = os.path.realpath(folder) == os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir))
+        for entry in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            path, name = os.path.join(folder, entry), entry[:-3] if entry.endswith(".py") else entry
+            is_module = entry != name or os.path.isfile(os.path.join(path, "__init__.py"))
+            if is_module and (name in needed or (name in _PACKAGES.split() and not is_ours)):
+                return f"{os.path.relpath(path)} hides the module {name}, which is needed here: rename your file"
+    return ""
+
+
+def _refuse(kind: object, error: object, trace: object, before: object = sys.excepthook) -> None:
+    """Ends a program, as Python's hook for an error that nobody caught does."""
+    if str(error) != _REFUSAL or hasattr(sys, "ps1"):
+        before(kind, error, trace)  # type: ignore
+        return
+    sys.stderr.write(f"error: {_REFUSAL}\n")
+    sys.exit(64)
+
+
+_REFUSAL = _refusal()
+if _REFUSAL:  # before any other import, which would fail with less to say
+    if _PROGRAM in _PROGRAMS:
+        _refuse(None, _REFUSAL, None)
+    sys.excepthook = _refuse
+    raise ImportError(_REFUSAL)
+
+import importlib  # noqa: E402
+import signal  # noqa: E402
+
+from launcher.config.old_names import OldNames  # noqa: E402
+
+if not os.path.isdir(os.path.join(__path__[0], "models")):  # a checkout, where models/ and gin_configs/ stand beside
+    __path__.append(os.path.dirname(__path__[0]))
+sys.meta_path.insert(0, OldNames(__path__[-1]))
 
 
 def leave(number: int, frame: object = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import gin
 import keras
 
-from models.transformer.dimensions import check_images
+from .transformer.dimensions import check_images
 
 
 @gin.configurable

@@ -8,10 +8,10 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.token_model import TokenModel
-from models.transformer.dimensions import at_least, check_share
-from models.transformer.layers import Dropout, Embedding, projection, sizes
-from models.transformer.positions import layout
+from .token_model import TokenModel
+from .transformer.dimensions import at_least, check_share
+from .transformer.layers import Dropout, Embedding, projection, sizes
+from .transformer.positions import layout
 
 State = dict[str, tf.Tensor]
 

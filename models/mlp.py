@@ -5,7 +5,7 @@ from __future__ import annotations
 import gin
 import keras
 
-from models.transformer.dimensions import at_least, check_images
+from .transformer.dimensions import at_least, check_images
 
 
 @gin.configurable

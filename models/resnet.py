@@ -11,8 +11,8 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.normalization import BatchNormalization, PooledBatchNormalization
-from models.transformer.dimensions import check_images
+from .normalization import BatchNormalization, PooledBatchNormalization
+from .transformer.dimensions import check_images
 
 Normalization = Callable[..., BatchNormalization]  # (name=, gamma_initializer=) -> layer
 Block = Callable[..., Any]  # (inputs, name=, filters=, stride=, norm=, last_gamma=) -> outputs

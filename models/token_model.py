@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from models import products
+from . import products
 
 if TYPE_CHECKING:
-    from models.transformer.layers import Embedding
+    from .transformer.layers import Embedding
 
 
 class TokenModel(keras.Model):

@@ -179,7 +179,7 @@ def _bindings() -> Iterator[str]:
     found = {
         selector: made.wrapped
         for selector, made in internals().registry.items()
-        if _source(made.wrapped).split(".")[0] in ("launcher", "models") and not selector.startswith("keras.")
+        if _source(made.wrapped).split(".")[0] == "launcher" and not selector.startswith("keras.")
     }
     yield "## Bindings\n"
     yield (
@@ -218,7 +218,7 @@ def _source(target: Any) -> str:
 
 def _room(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if parts[0] == "launcher" else parts[0]
+    return parts[1] if len(parts) > 1 else parts[0]
 
 
 def _title(room: str) -> str:

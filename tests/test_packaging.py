@@ -78,7 +78,8 @@ def test_wheel_and_source_distribution_hold_every_file_of_the_packages_and_no_te
         "launcher/reporting/web/uplot/uPlot.iife.min.js",
     } <= wanted
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name for name in names if ".dist-info/" not in name} == wanted
+    installed = {name if name.startswith("launcher/") else f"launcher/{name}" for name in wanted}
+    assert {name for name in names if ".dist-info/" not in name} == installed
     made = {"PKG-INFO", "setup.cfg"}  # by setuptools
     held = {name for name in files_under(sdist) - made if not name.startswith("tf_launcher.egg-info/")}
     assert held == wanted | {name for name in SOURCES if (ROOT / name).is_file()}
@@ -114,8 +115,44 @@ def test_an_installed_wheel_finds_its_own_recipes(wheel, tmp_path):
     )
     module, recipe, first = done.stdout.splitlines()
     assert Path(module) == tmp_path / "site" / "launcher" / "config" / "gin_files.py"
-    assert (tmp_path / recipe).samefile(tmp_path / "site" / "gin_configs" / "base" / "images.gin")
+    assert (tmp_path / recipe).samefile(tmp_path / "site" / "launcher" / "gin_configs" / "base" / "images.gin")
     assert first == min(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
+
+
+OWN_MODEL = """
+import keras
+
+def net():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+OWN_PROGRAM = """
+import config, data, launcher, models, numpy as np
+
+assert config.SAME is data and models.__file__.startswith(data.__file__.removesuffix("data.py"))
+launcher.fit(models.net, (np.zeros((8, 2), "float32"), np.zeros(8, "int32")), batch_size=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_installed"),
+    [("models.py", True), pytest.param("models/__init__.py", False, marks=pytest.mark.nightly)],
+)
+def test_a_program_trains_beside_modules_of_the_names_of_launchers_folders(
+    run_launcher, request, tmp_path, name, is_installed
+):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(OWN_MODEL)
+    for file, text in {"data.py": "", "config.py": "import data as SAME", "program.py": OWN_PROGRAM}.items():
+        (tmp_path / file).write_text(text)
+    env = {}
+    if is_installed:
+        zipfile.ZipFile(request.getfixturevalue("wheel")).extractall(tmp_path / "site")
+        env["PYTHONPATH"] = str(tmp_path / "site")
+    done = run_launcher("--gin_file=program.py", "--model_dir=run", env=env, fresh=True)
+    assert done.returncode == 0 and "note:" not in done.stderr, done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["step"] == 2
 
 
 def test_the_wheel_brings_tensorflow_by_extra_alone(wheel):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
 import sys
 
 import psutil
@@ -50,11 +52,30 @@ def test_what_cannot_run_here_is_one_message(customized, run_launcher, code, sai
         assert re.match(f"error: {said}", done.stderr) and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_program_that_imports_launcher_on_windows_gets_the_same_as_an_error(customized, tmp_path, run_launcher):
+def test_a_program_that_imports_launcher_on_windows_gets_the_same(customized, tmp_path, run_launcher):
     (tmp_path / "program.py").write_text("import launcher\n")
     done = run_launcher(module="program", env=customized("import sys; sys.platform = 'win32'"), timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: Launcher does not run on Windows")
+    assert (done.returncode, len(done.stderr.splitlines())) == (64, 1)
+    assert done.stderr.startswith("error: Launcher does not run on Windows")
+
+
+@pytest.mark.parametrize("name", ["tokenize.py", "random.py", "keras/__init__.py", "launcher.py"])
+def test_a_file_that_hides_a_module_that_is_needed_is_named(run_launcher, tmp_path, name):
+    hiding = tmp_path / name
+    hiding.parent.mkdir(exist_ok=True)
+    hiding.write_text("raise AssertionError('was run')\n")
+    file = name.partition("/")[0]
+    message = f"error: {file} hides the module {file.removesuffix('.py')}, which is needed here: rename your file\n"
+    (tmp_path / "program.py").write_text("import launcher\n\nlauncher.fit\n")
+    program = [sys.executable, "-c", "import sys; sys.argv[0] = 'launcher'; import launcher"]
+    if name == "launcher.py":  # else Python takes it for Launcher, and there is nobody to tell
+        safe = [program[0], "-P", *program[1:]] if sys.version_info >= (3, 11) else [program[0], "-I", *program[1:]]
+        done = subprocess.run(safe, cwd=tmp_path, env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True)
+        assert (done.returncode, done.stderr.decode()) == (64, message)
+        return
+    for module in (*PROGRAMS, "program"):
+        done = run_launcher("--mode=doctor", "--gin_file=resnet_cpu.gin", module=module, fresh=True, timeout=60)
+        assert (done.returncode, done.stderr) == (64, message)
 
 
 def test_the_first_file_is_one_that_old_pythons_can_read():

@@ -1,6 +1,6 @@
 """LibreOffice's help pages in two languages: `help_en_de`, `help_en_fr` and `help_en_es`.
 
-    import gin_configs.data.help_pages
+    import launcher.gin_configs.data.help_pages
     text_pairs.source = @HelpPages()
     HelpPages.name = 'help_en_de'
 
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import gin
+from launcher.gin_configs.data import debian
+from launcher.gin_configs.data.help_html import paragraphs
 
-from gin_configs.data import debian
-from gin_configs.data.help_html import paragraphs
 from launcher.data import tfds
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, PeerError, UsageError

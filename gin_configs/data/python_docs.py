@@ -1,6 +1,6 @@
 """What CPython says of itself: the docstrings of its standard library and the topics of its help().
 
-    import gin_configs.data.python_docs
+    import launcher.gin_configs.data.python_docs
     text_corpus.source = @PythonDocs()
 
 A document is one module: its name, then every docstring under the name of what it documents, as they stand in the

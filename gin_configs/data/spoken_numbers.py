@@ -1,6 +1,6 @@
 """Numbers, ordinals, dates and amounts in English words, to be said in German: made by num2words and babel.
 
-    import gin_configs.data.spoken_numbers
+    import launcher.gin_configs.data.spoken_numbers
     text_pairs.source = @SpokenNumbers()
 
     twenty-seven thousand and one                 siebenundzwanzigtausendeins

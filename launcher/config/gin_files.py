@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import launcher
 from launcher.config.gin_private import internals
 from launcher.errors import UsageError, advice
 
-RECIPES = Path(__file__).resolve().parents[2] / "gin_configs"  # beside launcher/ in a checkout and when installed
+RECIPES = Path(launcher.__path__[-1]).resolve() / "gin_configs"  # beside launcher/ in a checkout, in it when installed
 
 _FORM = "expected NAME.PARAMETER=VALUE or MACRO=VALUE, such as --gin_param 'train.steps = 30'"
 _UNREADABLE = "cannot read the value"

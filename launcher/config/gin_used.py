@@ -61,7 +61,7 @@ def unused_bindings(*, traced: bool = True) -> list[str]:
 
 def _is_launchers(selector: str) -> bool:
     module = getattr(internals().registry[selector].wrapped, "__module__", "")
-    return module.partition(".")[0] in ("launcher", "models")
+    return module.partition(".")[0] == "launcher"
 
 
 def _why_unused(key: Key, operative: Mapping[tuple[str, str], set[str]], used: set[Key]) -> str:

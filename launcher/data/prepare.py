@@ -119,7 +119,7 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
         return
     if name in _HELP_PAGES:
-        from gin_configs.data import help_pages
+        from launcher.gin_configs.data import help_pages
 
         help_pages.prepare(name, archives=archives, say=say)
         return
@@ -182,7 +182,7 @@ def _find_archives(
     if failure is None:
         return None
     say(f"cannot download from there: {failure}")
-    from gin_configs.data import debian
+    from launcher.gin_configs.data import debian
 
     package = debian.PACKAGES.get(name)
     if package is not None and debian.available():

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import launcher
 from launcher.errors import TRACEBACK, MissingInputError, UsageError, listed, nearest, notebook
 
-_ROOT = Path(__file__).resolve().parents[2]
-_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("launcher", "models"))
+_OURS = tuple(
+    f"{os.path.realpath(folder)}{os.sep}" for folder in (launcher.__path__[0], f"{launcher.__path__[-1]}/models")
+)
 _STANDARD_LIBRARY = tuple(
     {f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")}
 )

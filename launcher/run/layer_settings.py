@@ -15,6 +15,12 @@ import tensorflow as tf
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
 from launcher.machine import accelerators, installation, xla
+from launcher.models.normalization import BatchNormalization
+from launcher.models.transformer import jax_function
+from launcher.models.transformer.attention import Attention
+from launcher.models.transformer.attention_form import Form
+from launcher.models.transformer.attention_kernel import unfit
+from launcher.models.transformer.layers import FeedForward
 from launcher.optimizers.weight_shards import bytes_of, shard_of
 from launcher.reporting.units import bytes_text
 from launcher.run.plan import RunPlan
@@ -22,12 +28,6 @@ from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, layers_of
 from launcher.tasks import text
 from launcher.tasks.keras_private import attend_by_kernel, synchronize_moments
-from models.normalization import BatchNormalization
-from models.transformer import jax_function
-from models.transformer.attention import Attention
-from models.transformer.attention_form import Form
-from models.transformer.attention_kernel import unfit
-from models.transformer.layers import FeedForward
 
 BATCH_NORM = "train.batch_norm"
 

@@ -35,11 +35,11 @@ def import_builtins() -> None:
         "launcher.tasks.language_modelling",
         "launcher.tasks.translation",
         "launcher.verify.settings",
-        "models.amplified",
-        "models.lstm",
-        "models.mlp",
-        "models.resnet",
-        "models.transformer",
+        "launcher.models.amplified",
+        "launcher.models.lstm",
+        "launcher.models.mlp",
+        "launcher.models.resnet",
+        "launcher.models.transformer",
     ):
         importlib.import_module(name)
 

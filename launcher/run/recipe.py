@@ -13,6 +13,7 @@ from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
+from launcher.models.transformer.attention_form import FORMS
 from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
@@ -24,7 +25,6 @@ from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import complete
 from launcher.watch.precision_watch import PrecisionWatch
-from models.transformer.attention_form import FORMS
 
 SAVE_MODEL = ("best", "last", "none")
 BATCH_NORM = ("auto", "global", "local")

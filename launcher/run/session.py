@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-import models
+import launcher
 from launcher.data import batch_spec
 from launcher.data.order import ALL_IN
 from launcher.data.pipeline import Shard, held
@@ -35,7 +35,7 @@ from launcher.tasks.keras_tracing import drawn_from
 from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch
 
-_MODELS = pathlib.Path(models.__file__).parent
+_MODELS = pathlib.Path(launcher.__path__[-1], "models")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from models.transformer.attention_kernel import CAUSAL_SCOPE, SCOPE
-from models.transformer.blockwise_attention import COMPUTED_AGAIN
+from launcher.models.transformer.attention_kernel import CAUSAL_SCOPE, SCOPE
+from launcher.models.transformer.blockwise_attention import COMPUTED_AGAIN
 
 # TensorFlow numbers scopes of one name. Gradients of what is computed again have its name behind their own scope.
 # Leans on TensorFlow: names of operations show what the backward pass computes, and what again. Noticed by

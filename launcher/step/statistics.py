@@ -92,7 +92,9 @@ def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[kera
     found = owners(model, lambda layer: layer.weights)
 
     def is_known(layer: object) -> bool:
-        return isinstance(layer, keras.layers.BatchNormalization) or layer.__module__.startswith(("keras.", "models."))
+        return isinstance(layer, keras.layers.BatchNormalization) or layer.__module__.startswith(
+            ("keras.", "launcher.models.")
+        )
 
     return [one for one in assigned if id(one) in found and not is_known(found[id(one)].layer)]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from launcher.models.transformer.cudnn_attention import TARGET as ATTENTION
 from launcher.step_program import tpu_random
 from launcher.step_program.jax_parts import JaxParts
 from launcher.step_program.pod_replica import ALL_GATHER, ALL_REDUCE, REPLICA_ID
-from models.transformer.cudnn_attention import TARGET as ATTENTION
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 TensorType = tuple[tuple[int, ...], str]

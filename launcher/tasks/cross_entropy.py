@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.machine import xla
+from launcher.models import products
 from launcher.tasks import loss_chunks
 from launcher.tasks.loss_chunks import Split
-from models import products
 
 _LOWEST = -1e30
 # Gradients by logits lie between -1 and 1, and are multiplied by the loss scale only behind the products: so many times

@@ -22,7 +22,7 @@ from tensorflow.python.eager import context
 
 from launcher.errors import TrainingError
 from launcher.machine import xla
-from models.transformer.attention_kernel import attend_as_keras
+from launcher.models.transformer.attention_kernel import attend_as_keras
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
 # variables `_value` and `_initialize`, metrics `_fn_kwargs`, BatchNormalization `_moments`, optimizers `_var_key`,

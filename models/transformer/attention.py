@@ -9,11 +9,11 @@ import keras
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
 
-from models.transformer.attention_form import Form
-from models.transformer.attention_kernel import KERNELS, attend_by_kernel, unfit
-from models.transformer.blockwise_attention import attend_in_blocks
-from models.transformer.layers import Dropout, products, projection, sizes
-from models.transformer.positions import Visibility, rotate
+from .attention_form import Form
+from .attention_kernel import KERNELS, attend_by_kernel, unfit
+from .blockwise_attention import attend_in_blocks
+from .layers import Dropout, products, projection, sizes
+from .positions import Visibility, rotate
 
 Cache = dict[str, tf.Tensor]
 

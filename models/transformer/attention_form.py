@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from models.transformer import attention_kernel
-from models.transformer.blockwise_attention import Blocks
+from . import attention_kernel
+from .blockwise_attention import Blocks
 
 FORMS = ("auto", "plain", "blocks", "kernel")
 

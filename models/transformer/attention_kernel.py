@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.transformer import cudnn_attention, jax_function
-from models.transformer.positions import Visibility
+from . import cudnn_attention, jax_function
+from .positions import Visibility
 
 SCOPE, CAUSAL_SCOPE = "attention_kernel", "causal_attention_kernel"
 """Name scopes of the kernels, which tell whoever counts their FLOPs that half of the scores are left out."""

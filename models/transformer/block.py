@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.transformer.attention import Attention, Cache
-from models.transformer.blockwise_attention import COMPUTED_AGAIN
-from models.transformer.layers import NORMALIZATIONS, Dropout, FeedForward
-from models.transformer.positions import Visibility
+from .attention import Attention, Cache
+from .blockwise_attention import COMPUTED_AGAIN
+from .layers import NORMALIZATIONS, Dropout, FeedForward
+from .positions import Visibility
 
 Change = Callable[[tf.Tensor], tf.Tensor]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from models import products
-from models.transformer.positions import Visibility, same_segment
+from .. import products
+from .positions import Visibility, same_segment
 
 COMPUTED_AGAIN = "computed_again"
 """Name scope of what the backward pass computes again: no part of a model's FLOPs."""

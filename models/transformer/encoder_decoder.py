@@ -9,11 +9,11 @@ import gin
 import keras
 import tensorflow as tf
 
-from models.token_model import TokenModel
-from models.transformer import dimensions
-from models.transformer.block import Block
-from models.transformer.layers import Dropout, Embedding, LayerNormalization, sizes
-from models.transformer.positions import Visibility, layout, sinusoids
+from ..token_model import TokenModel
+from . import dimensions
+from .block import Block
+from .layers import Dropout, Embedding, LayerNormalization, sizes
+from .positions import Visibility, layout, sinusoids
 
 
 @gin.configurable

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from models.transformer.layers import sizes
+from .layers import sizes
 
 
 def layout(tokens: tf.Tensor, segments: tf.Tensor | None, positions: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import tempfile
 import typing
@@ -58,7 +59,7 @@ def resolved(recipe: str) -> str:
 
 
 def _defaults(target: Any) -> Iterator[tuple[str, str]]:
-    if inspect.unwrap(target).__module__.partition(".")[0] not in ("launcher", "models"):
+    if not re.match(r"launcher\.(?!gin_configs)", inspect.unwrap(target).__module__):
         return  # Keras's own may change with its version
     factories = {}
     if dataclasses.is_dataclass(target):

@@ -28,7 +28,7 @@ import sys
 from launcher import main
 from tensorflow.python.eager import context
 main.prepare(["launcher.main", "--gin_file=mlp_fashion.gin"])
-print({"launcher.data.images.digits", "models.mlp"} <= set(sys.modules), context.context()._initialized)
+print({"launcher.data.images.digits", "launcher.models.mlp"} <= set(sys.modules), context.context()._initialized)
 """
 ENDLESS = [fault("read_next_batch", rank=rank, attempt=0) for rank in (0, 1)]
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import transformer_oracle as oracle
-
-from models.transformer import attention, layers, positions
-from models.transformer.attention_form import Form
+from launcher.models.transformer import attention, layers, positions
+from launcher.models.transformer.attention_form import Form
 
 
 def normal(*shape, seed=0, scale=1.0):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer import attention_kernel
+from launcher.models.transformer.positions import Visibility
 from test_blockwise_attention import allowed_by, assert_near, expected, normal, rounded
 
 from launcher.step import flops
-from models.transformer import attention_kernel
-from models.transformer.positions import Visibility
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer import cudnn_attention
 
 from launcher.machine import xla
 from launcher.tasks import keras_private
-from models.transformer import cudnn_attention
 
 pytestmark = pytest.mark.slow
 

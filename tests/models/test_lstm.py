@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from models.lstm import Lstm, lstm_language_model
+from launcher.models.lstm import Lstm, lstm_language_model
 
 TINY = {"vocab_size": 17, "layers": 2, "width": 8}
 

@@ -7,8 +7,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
-
-from models.mlp import mlp
+from launcher.models.mlp import mlp
 
 
 def test_default_network_is_the_guides():

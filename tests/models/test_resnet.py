@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.resnet import SubsamplingShortcut, resnet
 
 from launcher.machine import xla
 from launcher.run import layer_settings
-from models.resnet import SubsamplingShortcut, resnet
 
 pytestmark = pytest.mark.slow
 

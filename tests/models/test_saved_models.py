@@ -6,9 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from models.lstm import lstm_language_model
-from models.transformer import language_model, transformer
+from launcher.models.lstm import lstm_language_model
+from launcher.models.transformer import language_model, transformer
 
 TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
 

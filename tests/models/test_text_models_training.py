@@ -12,11 +12,11 @@ import pytest
 import small_run
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.lstm import lstm_language_model
+from launcher.models.transformer import language_model, transformer
 
 from launcher.errors import UsageError
 from launcher.run import layer_settings
-from models.lstm import lstm_language_model
-from models.transformer import language_model, transformer
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher.models.mlp import mlp
 
 from launcher.data.images.image_data import image_data
 from launcher.data.images.synthetic import SyntheticSource
 from launcher.modes import Request
 from launcher.modes.commands import after_training
 from launcher.tasks.image_classification import ImageClassification
-from models.mlp import mlp
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer import layers
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher.machine import strategy as strategy_lib
@@ -17,7 +18,6 @@ from launcher.run.loading import Machine
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step import precision
-from models.transformer import layers
 
 
 def rounding_error(dtype) -> float:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer.layers import Dropout
 from small_run import GivenTask, build, copies, linear_batches, negative_sum, state_copies
 
 from launcher.errors import UsageError
 from launcher.precision_report.probe import Probe
 from launcher.watch import float16_losses
-from models.transformer.layers import Dropout
 
 pytestmark = pytest.mark.slow
 

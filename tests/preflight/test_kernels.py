@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer.attention import attend
+from launcher.models.transformer.attention_kernel import attend_by_kernel
+from launcher.models.transformer.positions import Visibility
 
 from launcher.preflight import advice, gpus, roofline, slices
 from launcher.preflight.compiled import hbm, hlo
 from launcher.step import gradients
 from launcher.step_program import jax_parts, pod_module
-from models.transformer.attention import attend
-from models.transformer.attention_kernel import attend_by_kernel
-from models.transformer.positions import Visibility
 
 pytestmark = pytest.mark.slow
 

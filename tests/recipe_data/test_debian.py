@@ -8,9 +8,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from launcher.gin_configs.data import debian
+from launcher.gin_configs.data.debian import Package
 
-from gin_configs.data import debian
-from gin_configs.data.debian import Package
 from launcher.errors import LauncherError, PeerError
 
 TIME = 1_500_000_000

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from launcher.gin_configs.data import help_pages
+from launcher.gin_configs.data.help_html import paragraphs
+from launcher.gin_configs.data.help_pages import HelpPages, align, is_held_out, prepare
 
-from gin_configs.data import help_pages
-from gin_configs.data.help_html import paragraphs
-from gin_configs.data.help_pages import HelpPages, align, is_held_out, prepare
 from launcher.data import prepare as prepare_module
 from launcher.data import tfds
 from launcher.data.text.pairs import TextPairs

@@ -5,10 +5,10 @@ import re
 import sys
 
 import pytest
+from launcher.gin_configs.data import spoken_numbers
+from launcher.gin_configs.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from num2words import num2words
 
-from gin_configs.data import spoken_numbers
-from gin_configs.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.mlp import mlp
 from places import SMALL_DIGITS
 from small_run import GivenTask, assert_replicas_equal, build, train
 
@@ -24,7 +25,6 @@ from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.optimizers import Optimizer
 from launcher.run.start import starting_point
-from models.mlp import mlp
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 from cases import repeated_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher.models import resnet
 
 from launcher.step import gradients
-from models import resnet
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.normalization import BatchNormalization
+from launcher.models.transformer import transformer
 from small_run import GivenTask, assert_replicas_equal, build, policies_of, train
 
 from launcher.errors import UsageError
@@ -18,8 +20,6 @@ from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe
 from launcher.step import layer_policies
 from launcher.step.precision import DynamicLossScale, FixedLossScale
-from models.normalization import BatchNormalization
-from models.transformer import transformer
 
 pytestmark = pytest.mark.slow
 

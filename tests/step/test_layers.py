@@ -129,7 +129,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
-from models.normalization import BatchNormalization
+from launcher.models.normalization import BatchNormalization
 
 
 class Block(keras.layers.Layer):

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from graph_walk import collectives
+from launcher.models.normalization import BatchNormalization
 from small_run import GivenTask, build, linear_batches, train
 
 from launcher.checkpoints import CheckpointStore
 from launcher.run.start import starting_point
 from launcher.step import moving_statistics
-from models.normalization import BatchNormalization
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.normalization import BatchNormalization
 from small_run import (
     GivenTask,
     assert_replicas_equal,
@@ -23,7 +24,6 @@ from small_run import (
 )
 
 from launcher.step.diagnosis import Diagnosis
-from models.normalization import BatchNormalization
 
 pytestmark = pytest.mark.slow
 

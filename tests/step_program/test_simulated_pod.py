@@ -100,7 +100,7 @@ def test_batch_norm_on_a_pod_is_over_the_whole_batch_or_that_of_each_replica(ove
 MODULE = """
 import gin, keras, numpy as np, tensorflow as tf
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
-from models.normalization import BatchNormalization
+from launcher.models.normalization import BatchNormalization
 
 @gin.configurable
 class Vectors:

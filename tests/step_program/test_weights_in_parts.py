@@ -9,10 +9,10 @@ import numpy as np
 import pods
 import pytest
 import text_run
+from launcher.models.transformer import attention_kernel
 
 from launcher.errors import UsageError
 from launcher.step_program import jax_parts, lowering, weights_in_parts
-from models.transformer import attention_kernel
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gin
 import keras
-
-from models.normalization import BatchNormalization
+from launcher.models.normalization import BatchNormalization
 
 
 @gin.configurable

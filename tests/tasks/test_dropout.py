@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from launcher.models.transformer.layers import Dropout
 
 from launcher.tasks import dropout
-from models.transformer.layers import Dropout
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from building import build_session
+from launcher.models.mlp import mlp
 from places import SMALL_DIGITS
 
 from launcher.data.images.image_data import ImageData, image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.errors import UsageError
 from launcher.tasks.image_classification import ImageClassification
-from models.mlp import mlp
 
 pytestmark = pytest.mark.slow
 

@@ -9,6 +9,7 @@ import pytest
 import small_run
 import tensorflow as tf
 from cases import repeated_but
+from launcher.models.transformer import language_model, transformer
 
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs
@@ -18,7 +19,6 @@ from launcher.tasks.cross_entropy import token_losses
 from launcher.tasks.language_modelling import LanguageModelling
 from launcher.tasks.text import token_sums
 from launcher.tasks.translation import Translation
-from models.transformer import language_model, transformer
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from launcher.models.lstm import lstm_language_model
+from launcher.models.transformer.decoder import language_model
+from launcher.models.transformer.encoder_decoder import transformer
 
 from launcher.step import layers
-from models.lstm import lstm_language_model
-from models.transformer.decoder import language_model
-from models.transformer.encoder_decoder import transformer
 
 
 class Attention(keras.layers.Layer):

@@ -46,7 +46,8 @@ _ELSEWHERE = re.compile(
     r"|\.[^.]*(synchronized|remat|attention|layers|path|dir|file|build|tensor)"
 )
 _FIRST, _POLICY = "model.first_weights", "train.precision"
-_TOLD = re.compile(r"gin\.|keras\.|launcher\.(?!data|optimizers)")  # configurables whose settings are told by now
+# Configurables whose settings are told by now.
+_TOLD = re.compile(r"gin\.|keras\.|launcher\.(?!data|gin_configs|models|optimizers)")
 # What a run leaves in its folder, the checkpoints last: as long as they are there, they say what is to be done.
 _LEFT = (
     *("attempts.jsonl", "metrics.jsonl", "summary.json", "run.json", "config.gin", "report.html", "samples.json"),
@@ -81,7 +82,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
     for (scope, selector), values in [*internals().operative.items()] if loaded.bound else ():
         if not _TOLD.match(selector):
             for name, value in values.items():
-                is_noted = not selector.startswith("models.")
+                is_noted = not selector.startswith("launcher.models.")
                 yield f"{scope and f'{scope}/'}{short_name(selector)}.{name}", is_noted, value
     if isinstance(task, KerasTask):
         yield "class_weight", True, of_task["class_weight"]

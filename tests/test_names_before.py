@@ -1,0 +1,54 @@
+"""Modules by the names they had until 0.1.0, `models` and `gin_configs`: what was written with them goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import keras
+import numpy as np
+from places import ROOT
+
+import launcher
+
+WRITTEN = ROOT / "tests" / "written_before"  # a recipe, and step 2 of its run, as the version before the names wrote it
+
+
+def test_a_run_with_the_old_names_goes_on_as_it_would_have_gone(run_launcher, tmp_path):
+    shutil.copytree(WRITTEN, tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "run" / "metrics.jsonl").open() as lines:
+        before = [json.loads(line)["loss"] for line in lines]
+    done = run_launcher("--gin_file=old.gin", "--model_dir=run", "--data_dir=data", "--strategy=one_device")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "run" / "metrics.jsonl").open() as lines:
+        np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], before, rtol=1e-5)
+    for name in ("models", "gin_configs"):
+        assert f"note: {name} is launcher.{name} now" in done.stderr
+    config = (tmp_path / "run" / "config.gin").read_text()
+    assert "import gin_configs.data.python_docs" in config and "lstm_language_model.width = 2" in config
+
+
+def test_a_model_that_was_saved_with_the_old_names_is_loaded(tmp_path):
+    for name in ("config.gin", "model.keras"):
+        shutil.copy(WRITTEN / "run" / name, tmp_path)
+    model = launcher.load(tmp_path)
+    assert type(model).__module__ == "launcher.models.lstm"
+    answer = model({"tokens": np.arange(8)[None]}, training=False)
+    assert keras.ops.shape(answer) == (1, 8, 280)
+
+
+def test_old_names_in_a_program_are_the_same_modules(run_launcher, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "import launcher, models.mlp, launcher.models.mlp\n"
+        "from models import resnet\n"
+        "from gin_configs.data import debian\n"
+        "import launcher.models.resnet as same, launcher.gin_configs.data.debian\n"
+        "assert models.mlp is launcher.models.mlp and resnet is same\n"
+        "assert debian is launcher.gin_configs.data.debian\n"
+        "try:\n"
+        "    import models.none\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    done = run_launcher(module="program", fresh=True)
+    assert (done.returncode, done.stdout) == (0, "No module named 'models.none'\n"), done.stderr
