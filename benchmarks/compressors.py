@@ -16,10 +16,9 @@ import json
 import lzma
 from collections.abc import Callable
 
-from launcher.gin_configs.data.python_docs import PythonDocs
-
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.patterns import LinesCorpus
+from launcher.gin_configs.data.python_docs import PythonDocs
 
 _XZ_WINDOW_BYTES = 64 << 20
 

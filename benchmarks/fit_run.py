@@ -16,8 +16,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras
 import numpy as np
 import tensorflow as tf
-from launcher.models.resnet import resnet
 from sklearn.datasets import load_digits
+
+from launcher.models.resnet import resnet
 
 _STEPS = 30
 

@@ -62,7 +62,8 @@ run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
 wait
 if [[ -n "$fast" ]]; then
   arguments=(-m "not heavy and not slow and not nightly" "${arguments[@]}")
-elif ! run "$bin/python" -m launcher.data.prepare fashion_mnist; then
+elif ! { run "$bin/python" -m launcher.data.prepare fashion_mnist ||
+  run "$bin/python" -m launcher.gin_configs.data fashion_mnist; }; then
   printf 'note: Fashion-MNIST is not to be had here; the tests that need it will be skipped\n'
 fi
 # Three on two cores: tests of jobs mostly wait for the processes they start. worksteal: tests of one file stay together,

@@ -27,7 +27,7 @@ def imported(path):
             names = [f"{node.module}.{name}" for name in names]
         for name in names:
             parts = name.split(".")
-            if parts[0] == "launcher" and len(parts) > 1 and parts[1] in (*ROOMS, "models"):
+            if parts[0] == "launcher" and len(parts) > 1 and parts[1] in (*ROOMS, "models", "gin_configs"):
                 yield parts[1]
 
 
@@ -49,6 +49,12 @@ def test_imports_point_down_the_map(name):
         if other not in (*below, "models")
     ]
     assert wrong == []
+
+
+def test_the_recipes_code_stands_above_the_data_as_a_users_does():
+    files = sorted((ROOT / "gin_configs").rglob("*.py"))
+    below = {*ROOMS[ROOMS.index("data") :], "gin_configs"}
+    assert files and {room for path in files for room in imported(path)} - below == set()
 
 
 def module(path):

@@ -14,7 +14,9 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from launcher.errors import LauncherError, PeerError
+from launcher.data import prepare as program
+from launcher.data import tfds
+from launcher.errors import LauncherError, PeerError, UsageError
 
 _TIMEOUT_SECONDS = 600
 _GZIP_HEADER = struct.Struct("<3sBIBB")  # magic and method, flags, time of modification, extra flags, system
@@ -57,6 +59,22 @@ PACKAGES = {
 def available() -> bool:
     """Whether this system has Debian's package tools."""
     return shutil.which("apt-get") is not None and shutil.which("dpkg") is not None
+
+
+def prepare(name: str, *, say: Callable[[str], None]) -> None:
+    """Prepares a TFDS data set from the files of its package.
+
+    Raises:
+      PeerError: the package cannot be had; trying again later may help.
+      LauncherError: the package does not hold the published files.
+    """
+    builder = tfds.open_builder(name)
+    if not tfds.is_prepared(builder):
+        if not available():
+            raise UsageError(f"{name}: apt-get and dpkg are needed, and are not here")
+        with program.readable_errors(name, builder):
+            fetch(PACKAGES[name], program.work_folder(name), checksums=program.checksums(builder), say=say)
+    program.prepare(name, say=say)
 
 
 def fetch(package: Package, destination: Path, *, checksums: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -7,8 +7,8 @@
 A paragraph of the help has the same id in every language, so (file, id) aligns translations exactly. Files are held out
 whole; what they share with training files, word for word on either side, is taken out of the held-out pairs.
 
-    python -m launcher.data.prepare help_en_de
-    python -m launcher.data.prepare help_en_de --archives=/usr/share/libreoffice/help
+    python -m launcher.gin_configs.data help_en_de
+    python -m launcher.gin_configs.data help_en_de --archives=/usr/share/libreoffice/help
 
 The second reads an installed offline help, on any system: the folder that holds en-US and de.
 """
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import gin
-from launcher.gin_configs.data import debian
-from launcher.gin_configs.data.help_html import paragraphs
 
 from launcher.data import tfds
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, PeerError, UsageError
+from launcher.gin_configs.data import debian
+from launcher.gin_configs.data.help_html import paragraphs
 
 # Language to its folder in the help.
 _ENGLISH = "en-US"
@@ -64,7 +64,7 @@ class HelpPages:
         if not prepared_folder(self.name).is_dir():
             raise MissingInputError(
                 f"data set {self.name!r} is not prepared: no data in {prepared_folder(self.name)}. "
-                f"Run: python -m launcher.data.prepare {self.name} --data_dir={tfds.data_dir()}"
+                f"Run: python -m launcher.gin_configs.data {self.name} --data_dir={tfds.data_dir()}"
             )
 
     def digest(self) -> str:

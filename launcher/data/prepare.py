@@ -3,14 +3,12 @@
     python -m launcher.data.prepare fashion_mnist
     python -m launcher.data.prepare cifar10 --data_dir=/data/tfds
     python -m launcher.data.prepare imagenet2012 --archives=/data/imagenet
-    python -m launcher.data.prepare help_en_de
 
-NAME is fashion_mnist, cifar10, cifar100, mnist, imagenet2012 or the name of any other TFDS data set; or help_en_de,
-help_en_fr or help_en_es, the help pages of LibreOffice. What is prepared already is left alone; what was interrupted
-goes on when the same command is run again.
+NAME is fashion_mnist, cifar10, cifar100, mnist, imagenet2012 or the name of any other TFDS data set. What is prepared
+already is left alone; what was interrupted goes on when the same command is run again. Downloaded files are checked
+against the checksums that TFDS holds.
 
-Where the data set's own server cannot be reached, some sets come from a Debian package (apt-get download and dpkg,
-without root), as the help pages always do. Downloaded files are checked against the checksums that TFDS, or apt, holds.
+What recipes are shown with has a program of its own: python -m launcher.gin_configs.data --help
 """
 
 import contextlib
@@ -39,8 +37,9 @@ _PROBE_SECONDS = 8.0
 _FULL = (errno.EDQUOT, errno.ENOSPC)
 _NOT_WRITABLE = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
-# Made by gin_configs/data, as are the packages in which some TFDS sets come: imported when one is asked for.
-_HELP_PAGES = ("help_en_de", "help_en_es", "help_en_fr")
+# Prepared, or fetched where its server cannot be reached, by a program above this one.
+_SHOWN = ("fashion_mnist", "help_en_de", "help_en_es", "help_en_fr")
+_BY_PACKAGE = f"{installation.python()} -m launcher.gin_configs.data"
 
 # Need no preparation, so a user may well ask for it.
 _ALWAYS_THERE = {
@@ -63,8 +62,8 @@ flags.DEFINE_string(
 flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=_FLAGS)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parses the command line, prepares one data set, returns the exit code."""
+def main(argv: Sequence[str] | None = None, make: Callable[..., None] | None = None, about: str = __doc__ or "") -> int:
+    """Parses the command line, prepares one data set by `make`, or `prepare`, and returns the exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         try:
@@ -72,14 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         except flags.Error as error:
             raise UsageError(f"{error}. --help shows every flag") from None
         if _FLAGS.help:
-            print(_help())
+            print(_help(about))
             return EXIT_DONE
         if len(names) != 1:
-            raise UsageError(f"expected the name of one data set, got {len(names)}: {' '.join(names)}\n\n{_help()}")
+            raise UsageError(
+                f"expected the name of one data set, got {len(names)}: {' '.join(names)}\n\n{_help(about)}"
+            )
         if _FLAGS.data_dir is not None:
             os.environ["TFDS_DATA_DIR"] = os.path.expanduser(_FLAGS.data_dir)
         archives = None if _FLAGS.archives is None else Path(_FLAGS.archives).expanduser()
-        prepare(names[0], archives=archives)
+        (make or prepare)(names[0], archives=archives, say=print)
         return EXIT_DONE
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -92,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _help() -> str:
-    lines = [(__doc__ or "").strip(), "", "Flags:"]
+def _help(about: str) -> str:
+    lines = [about.strip(), "", "Flags:"]
     for name in ("data_dir", "archives", "help"):
         lines += [f"  --{name}{'' if _FLAGS[name].boolean else '=DIR'}", f"      {_FLAGS[name].help}"]
     lines += ["", "Exit codes: 0 done; 64 bad name, flag or files; 70 failed; 75 no network, try again."]
@@ -105,8 +106,7 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
 
     Args:
       name: as TFDS writes it; a leading "tfds:" is ignored.
-      archives: folder with the files that TFDS would download, under their original names; of help pages, the folder
-        of an installed help.
+      archives: folder with the files that TFDS would download, under their original names.
       say: takes a line at each stage.
 
     Raises:
@@ -118,24 +118,20 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
     if name in _ALWAYS_THERE:
         say(f"{name}: nothing to prepare, {_ALWAYS_THERE[name]}")
         return
-    if name in _HELP_PAGES:
-        from launcher.gin_configs.data import help_pages
-
-        help_pages.prepare(name, archives=archives, say=say)
-        return
     try:
         builder = tfds.open_builder(name)
     except UsageError as error:
-        known = [*_ALWAYS_THERE, *catalog.TFDS, *_HELP_PAGES]
+        if name in _SHOWN:
+            raise UsageError(f"{name} is prepared by {_BY_PACKAGE} {name}") from None
+        known = [*_ALWAYS_THERE, *catalog.TFDS, *_SHOWN]
         close = f"; did you mean {found!r}?" if (found := nearest(name, known)) else ""
-        raise UsageError(f"{error}\nKnown here: {', '.join(sorted(known))}{close}") from None
+        raise UsageError(f"{error}\nKnown here: {', '.join(sorted({*known}))}{close}") from None
     if tfds.is_prepared(builder):
         say(f"{name} is prepared already: {_summary(builder)}")
         return
     started = time.monotonic()
-    root = Path(tfds.data_dir())
-    with _readable_errors(name, builder, root):
-        work = root / "downloads" / f"{name.replace('/', '_')}.archives"
+    root, work = Path(tfds.data_dir()), work_folder(name)
+    with readable_errors(name, builder):
         folder = _find_archives(name, builder, archives, work, say)
         say(f"building {name} in {root}" + (f" from {folder}" if folder else ""))
         module = tfds.module()
@@ -150,6 +146,17 @@ def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], Non
     say(f"done in {time.monotonic() - started:.0f} s: {_summary(builder)}")
 
 
+def work_folder(name: str) -> Path:
+    """Where the original files of a set are put before it is made from them, by whoever brings them."""
+    return Path(tfds.data_dir()) / "downloads" / f"{name.replace('/', '_')}.archives"
+
+
+def checksums(builder: Any) -> dict[str, str]:
+    """The SHA-256 of each of the original files, by name, as far as TFDS knows them."""
+    urls = builder.url_infos or {}
+    return {info.filename or url.rsplit("/", 1)[-1]: info.checksum for url, info in urls.items()}
+
+
 def _summary(builder: Any) -> str:
     splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in sorted(builder.info.splits.items()))
     return f"{splits} examples in {builder.data_dir}"
@@ -159,8 +166,7 @@ def _find_archives(
     name: str, builder: Any, archives: Path | None, work: Path, say: Callable[[str], None]
 ) -> Path | None:
     """The folder of the original files; None if TFDS is to download them."""
-    urls = builder.url_infos or {}
-    expected = {info.filename or url.rsplit("/", 1)[-1]: info.checksum for url, info in urls.items()}
+    expected = checksums(builder)
     by_hand = tfds.by_hand_instructions(builder)
     if archives is not None:
         # One of them is enough to go on: TFDS registers the files of all configurations together. Of files to be
@@ -173,7 +179,7 @@ def _find_archives(
         return work
     if by_hand:
         raise UsageError(_by_hand_message(name, by_hand))
-    url = next(iter(urls), None)
+    url = next(iter(builder.url_infos or ()), None)
     if url is None:
         return None
     host = urllib.parse.urlsplit(url).netloc or url
@@ -181,17 +187,10 @@ def _find_archives(
     failure = _probe(url)
     if failure is None:
         return None
-    say(f"cannot download from there: {failure}")
-    from launcher.gin_configs.data import debian
-
-    package = debian.PACKAGES.get(name)
-    if package is not None and debian.available():
-        say(f"taking it from the Debian package {package.name} instead")
-        debian.fetch(package, work, checksums=expected, say=say)
-        return work
+    package = f", or type {_BY_PACKAGE} {name}, for a Debian package" if name in _SHOWN else ""
     raise PeerError(
         f"{name} cannot be downloaded from {host} ({failure}). Connect this machine to the internet and run "
-        f"again, or give --archives=FOLDER with {', '.join(sorted(expected))}"
+        f"again, or give --archives=FOLDER with {', '.join(sorted(expected))}{package}"
     )
 
 
@@ -225,7 +224,9 @@ def _probe(url: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _readable_errors(name: str, builder: Any, root: Path) -> Iterator[None]:
+def readable_errors(name: str, builder: Any) -> Iterator[None]:
+    """Errors of a preparation in the words of what to do."""
+    root = Path(tfds.data_dir())
     try:
         yield
     except LauncherError:

@@ -141,8 +141,9 @@ def _run(run_launcher, *args, **options):
 
 
 def test_the_command_explains_itself_without_tensorflow(run_launcher, tmp_path):
-    (tmp_path / "tensorflow.py").write_text("raise AssertionError('imported')")
-    help_text = _run(run_launcher, "--help", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "tensorflow.py").write_text("raise AssertionError('imported')")
+    help_text = _run(run_launcher, "--help", env={"PYTHONPATH": f"{tmp_path / 'first'}:{ROOT}"})
     assert help_text.returncode == 0
     for words in ("fashion_mnist", "--data_dir=DIR", "--archives=DIR", "Exit codes"):
         assert words in help_text.stdout

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from launcher.models.amplified import amplified_mlp
 
 SHAPE = {"image_shape": (4, 4, 1), "num_classes": 3, "units": (8, 2, 16)}

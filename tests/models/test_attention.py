@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import transformer_oracle as oracle
+
 from launcher.models.transformer import attention, layers, positions
 from launcher.models.transformer.attention_form import Form
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.transformer import attention_kernel
-from launcher.models.transformer.positions import Visibility
 from test_blockwise_attention import allowed_by, assert_near, expected, normal, rounded
 
+from launcher.models.transformer import attention_kernel
+from launcher.models.transformer.positions import Visibility
 from launcher.step import flops
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ import tensorflow as tf
 from cases import repeated_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from launcher.models.transformer import language_model, transformer
 from launcher.models.transformer.attention import Attention, attend
 from launcher.models.transformer.attention_form import Form
 from launcher.models.transformer.blockwise_attention import Blocks, attend_in_blocks
 from launcher.models.transformer.positions import Visibility
-
 from launcher.step.layers import walk
 
 pytestmark = pytest.mark.slow

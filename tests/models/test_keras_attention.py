@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.transformer import cudnn_attention
 
 from launcher.machine import xla
+from launcher.models.transformer import cudnn_attention
 from launcher.tasks import keras_private
 
 pytestmark = pytest.mark.slow

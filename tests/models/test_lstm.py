@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from launcher.models.lstm import Lstm, lstm_language_model
 
 TINY = {"vocab_size": 17, "layers": 2, "width": 8}

@@ -7,6 +7,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+
 from launcher.models.mlp import mlp
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+
 from launcher.models.normalization import BatchNormalization, PooledBatchNormalization
 
 EPSILON = 1e-3

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.resnet import SubsamplingShortcut, resnet
 
 from launcher.machine import xla
+from launcher.models.resnet import SubsamplingShortcut, resnet
 from launcher.run import layer_settings
 
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from launcher.models.lstm import lstm_language_model
 from launcher.models.transformer import language_model, transformer
 

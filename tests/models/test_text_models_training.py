@@ -12,10 +12,10 @@ import pytest
 import small_run
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.lstm import lstm_language_model
-from launcher.models.transformer import language_model, transformer
 
 from launcher.errors import UsageError
+from launcher.models.lstm import lstm_language_model
+from launcher.models.transformer import language_model, transformer
 from launcher.run import layer_settings
 
 pytestmark = pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import transformer_oracle as oracle
 from cases import repeated_but
+
 from launcher.models.transformer import transformer
 
 pytestmark = pytest.mark.slow

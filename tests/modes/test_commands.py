@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher.models.mlp import mlp
 
 from launcher.data.images.image_data import image_data
 from launcher.data.images.synthetic import SyntheticSource
+from launcher.models.mlp import mlp
 from launcher.modes import Request
 from launcher.modes.commands import after_training
 from launcher.tasks.image_classification import ImageClassification

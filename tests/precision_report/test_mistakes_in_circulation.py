@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.transformer import layers
 from small_run import GivenTask, build, copies, linear_batches, linear_model, negative_sum, train
 
 from launcher.machine import strategy as strategy_lib
+from launcher.models.transformer import layers
 from launcher.run.loading import Machine
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe

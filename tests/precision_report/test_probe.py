@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.transformer.layers import Dropout
 from small_run import GivenTask, build, copies, linear_batches, negative_sum, state_copies
 
 from launcher.errors import UsageError
+from launcher.models.transformer.layers import Dropout
 from launcher.precision_report.probe import Probe
 from launcher.watch import float16_losses
 

@@ -9,11 +9,11 @@ import keras
 import pytest
 from cases import repeated_but
 from convolutions import two_convolutions
-from launcher.models.resnet import resnet
 from toy_step import dense_step
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from launcher.machine.accelerators import CARDS
+from launcher.models.resnet import resnet
 from launcher.preflight import advice, gpus
 from launcher.preflight import compiler as compiler_lib
 from launcher.preflight.compiled import gpu_program, hbm, hlo

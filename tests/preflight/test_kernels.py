@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+
 from launcher.models.transformer.attention import attend
 from launcher.models.transformer.attention_kernel import attend_by_kernel
 from launcher.models.transformer.positions import Visibility
-
 from launcher.preflight import advice, gpus, roofline, slices
 from launcher.preflight.compiled import hbm, hlo
 from launcher.step import gradients

@@ -8,10 +8,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from launcher.gin_configs.data import debian
-from launcher.gin_configs.data.debian import Package
 
 from launcher.errors import LauncherError, PeerError
+from launcher.gin_configs.data import debian
+from launcher.gin_configs.data.debian import Package
 
 TIME = 1_500_000_000
 

@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from launcher.gin_configs.data import help_pages
-from launcher.gin_configs.data.help_html import paragraphs
-from launcher.gin_configs.data.help_pages import HelpPages, align, is_held_out, prepare
 
-from launcher.data import prepare as prepare_module
+from launcher.data import prepare as program
 from launcher.data import tfds
 from launcher.data.text.pairs import TextPairs
 from launcher.errors import EXIT_USAGE, UsageError
+from launcher.gin_configs.data import help_pages
+from launcher.gin_configs.data.__main__ import prepare as make
+from launcher.gin_configs.data.help_html import paragraphs
+from launcher.gin_configs.data.help_pages import HelpPages, align, is_held_out, prepare
 
 
 def page(*body: str) -> str:
@@ -116,7 +117,7 @@ def test_other_pages_are_another_set(installed, data_dir):
 
 def test_a_set_that_is_not_prepared_says_how_to_prepare_it(data_dir):
     data = TextPairs(source=HelpPages("help_en_fr"), vocab_size=4000, max_length=64)  # a plan is printed without data
-    with pytest.raises(UsageError, match=f"launcher.data.prepare help_en_fr --data_dir={data_dir}"):
+    with pytest.raises(UsageError, match=f"launcher.gin_configs.data help_en_fr --data_dir={data_dir}"):
         data.check()
 
 
@@ -124,7 +125,7 @@ def test_a_set_that_is_not_prepared_says_how_to_prepare_it(data_dir):
 def test_archives_without_both_languages_are_refused(installed, data_dir, missing, capsys):
     (installed / missing / "text").rename(installed / missing / "pages")
     command = ["prepare", "help_en_de", f"--archives={installed}", f"--data_dir={data_dir}"]
-    assert prepare_module.main(command) == EXIT_USAGE
+    assert program.main(command, make=make) == EXIT_USAGE
     assert "must be the folder of LibreOffice's offline help, with en-US/text and de/text" in capsys.readouterr().err
     assert not data_dir.exists()
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from launcher.gin_configs.data import python_docs
-from launcher.gin_configs.data.python_docs import PythonDocs, is_held_out
 
 from launcher.data.text.corpus import TextCorpus
 from launcher.errors import UsageError
+from launcher.gin_configs.data import python_docs
+from launcher.gin_configs.data.python_docs import PythonDocs, is_held_out
 
 
 @pytest.fixture(scope="module")

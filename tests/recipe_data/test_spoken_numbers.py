@@ -5,11 +5,11 @@ import re
 import sys
 
 import pytest
-from launcher.gin_configs.data import spoken_numbers
-from launcher.gin_configs.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 from num2words import num2words
 
 from launcher.errors import UsageError
+from launcher.gin_configs.data import spoken_numbers
+from launcher.gin_configs.data.spoken_numbers import HELD_OUT_NUMBERS, HELD_OUT_YEARS, SpokenNumbers
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import signal
 
 import from_chief_run
 import pytest
-from launcher.models.mlp import mlp
 from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.checkpoints import CheckpointStore
+from launcher.models.mlp import mlp
 
 MORE_STEPS = 8
 FLAGS = (

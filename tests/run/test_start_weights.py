@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.mlp import mlp
 from places import SMALL_DIGITS
 from small_run import GivenTask, assert_replicas_equal, build, train
 
@@ -23,6 +22,7 @@ from launcher import main
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
+from launcher.models.mlp import mlp
 from launcher.optimizers import Optimizer
 from launcher.run.start import starting_point
 

@@ -13,8 +13,9 @@ import tensorflow as tf
 from cases import repeated_but
 from collectives_run import BETWEEN_DEVICES, METRICS, SETTINGS, in_evaluation, in_training, planned, session
 from graph_walk import Collective, collectives
-from launcher.models.normalization import BatchNormalization
 from places import PYTHONPATH
+
+from launcher.models.normalization import BatchNormalization
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from cases import repeated_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher.models import resnet
 
+from launcher.models import resnet
 from launcher.step import gradients
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.normalization import BatchNormalization
-from launcher.models.transformer import transformer
 from small_run import GivenTask, assert_replicas_equal, build, policies_of, train
 
 from launcher.errors import UsageError
 from launcher.machine import versions
+from launcher.models.normalization import BatchNormalization
+from launcher.models.transformer import transformer
 from launcher.run.description import describe
 from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe

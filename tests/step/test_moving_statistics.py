@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from graph_walk import collectives
-from launcher.models.normalization import BatchNormalization
 from small_run import GivenTask, build, linear_batches, train
 
 from launcher.checkpoints import CheckpointStore
+from launcher.models.normalization import BatchNormalization
 from launcher.run.start import starting_point
 from launcher.step import moving_statistics
 

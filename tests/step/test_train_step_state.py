@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.normalization import BatchNormalization
 from small_run import (
     GivenTask,
     assert_replicas_equal,
@@ -23,6 +22,7 @@ from small_run import (
     train,
 )
 
+from launcher.models.normalization import BatchNormalization
 from launcher.step.diagnosis import Diagnosis
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import numpy as np
 import pods
 import pytest
 import text_run
-from launcher.models.transformer import attention_kernel
 
 from launcher.errors import UsageError
+from launcher.models.transformer import attention_kernel
 from launcher.step_program import jax_parts, lowering, weights_in_parts
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from launcher.models.transformer.layers import Dropout
 
+from launcher.models.transformer.layers import Dropout
 from launcher.tasks import dropout
 
 pytestmark = pytest.mark.slow

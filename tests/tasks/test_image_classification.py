@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from building import build_session
-from launcher.models.mlp import mlp
 from places import SMALL_DIGITS
 
 from launcher.data.images.image_data import ImageData, image_data
 from launcher.data.pipeline import ArrayExamples, RandomAccessData
 from launcher.errors import UsageError
+from launcher.models.mlp import mlp
 from launcher.tasks.image_classification import ImageClassification
 
 pytestmark = pytest.mark.slow

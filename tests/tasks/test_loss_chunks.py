@@ -12,11 +12,11 @@ import tensorflow as tf
 from cases import repeated_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher.models.lstm import lstm_language_model
-from launcher.models.transformer import language_model, transformer
 
 from launcher.errors import UsageError
 from launcher.machine import xla
+from launcher.models.lstm import lstm_language_model
+from launcher.models.transformer import language_model, transformer
 from launcher.tasks import text
 from launcher.tasks.cross_entropy import Head, chunked_sums
 from launcher.tasks.loss_chunks import LossChunks, Split, using

@@ -9,12 +9,12 @@ import pytest
 import small_run
 import tensorflow as tf
 from cases import repeated_but
-from launcher.models.transformer import language_model, transformer
 
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.pairs import TextPairs
 from launcher.errors import UsageError
 from launcher.machine import xla
+from launcher.models.transformer import language_model, transformer
 from launcher.tasks.cross_entropy import token_losses
 from launcher.tasks.language_modelling import LanguageModelling
 from launcher.tasks.text import token_sums

@@ -5,10 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+
 from launcher.models.lstm import lstm_language_model
 from launcher.models.transformer.decoder import language_model
 from launcher.models.transformer.encoder_decoder import transformer
-
 from launcher.step import layers
 
 
