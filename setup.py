@@ -101,6 +101,7 @@ setup(
         "ml-dtypes>=0.3",  # bfloat16 for NumPy: what the wire loses is simulated before a run
         "numpy>=1.26",  # checkpoints, data in memory
         "packaging>=22",  # what to type for an extra of an installed copy; Keras brings it along
+        "psutil>=5.9",  # the memory that a machine has left
         "rich>=13.0",  # progress line and tables
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
         "tensorflow-metadata<1.18",  # of TFDS; later ones need protobuf 6, which TensorFlow admits from 2.20 on
@@ -145,7 +146,6 @@ setup(
             "jsonschema>=4.20",  # the JobSet against its schema
             "matplotlib>=3.8",  # which the import of TensorFlow must not bring along
             "mypy>=1.11",
-            "psutil>=5.9",  # ends every process that a test started
             "pandas>=2.2",  # examples/structured_data.py
             "pytest>=8.0",
             "pytest-timeout>=2.3",  # a hanging collective fails its test, not the whole run

@@ -58,14 +58,12 @@ class ChildResult:
     @property
     def how(self) -> str:
         """How it ended, for people, with the last lines it printed."""
-        if self.returncode is None:
-            end = f"did not end within {self.seconds:.0f} s and was stopped"
-        elif self.returncode < 0:
-            end = f"was ended by {child_process.signal_name(-self.returncode)}"
-        else:
-            end = f"ended with exit code {self.returncode}"
         lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
-        return "\n".join([end, *(f"| {line}" for line in lines[-_TAIL_LINES:])])
+        if self.returncode is None:
+            words = child_process.last_words(lines, _TAIL_LINES)
+            return f"did not end within {self.seconds:.0f} s and was stopped{words}"
+        how, words = child_process.describe_end(self.returncode, lines, count=_TAIL_LINES)
+        return f"ended with {how}{words}"
 
 
 def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> ChildResult:
@@ -83,20 +81,19 @@ def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], 
             except subprocess.TimeoutExpired:
                 returncode = None
         return ChildResult(
-            answers={answer.topic: answer for answer in _read(folder / "answers")},
+            answers=_read(folder / "answers"),
             log=(folder / "log").read_text("utf-8", errors="replace"),
             returncode=returncode,
             seconds=time.monotonic() - started,
         )
 
 
-def _read(path: Path) -> list[Answer]:
-    if not path.exists():
-        return []
-    answers = []
-    for line in path.read_text("utf-8").splitlines():
+def _read(path: Path) -> dict[str, Answer]:
+    answers = {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):  # the line that it was killed over
-            answers.append(Answer(**json.loads(line)))
+            answer = Answer(**json.loads(line))
+            answers[answer.topic] = answer
     return answers
 
 

@@ -8,7 +8,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from launcher.doctor import collective, folder, host, packages, peer_exchange, tensorflow_checks, variables
+from launcher.doctor import collective, host, packages, peer_exchange, tensorflow_checks
 from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
 from launcher.errors import EXIT_FAILED, UsageError, advice
 from launcher.reporting import strict_json
@@ -25,14 +25,14 @@ CHECKS = (
     packages.python,
     packages.tensorflow_package,
     packages.packages,
-    variables.variables,
+    packages.variables,
     host.cores,
     host.memory,
     host.open_files,
     host.shared_memory,
     host.driver,
     peer_exchange.cluster,
-    folder.model_dir,
+    host.model_dir,
     peer_exchange.peers,
     peer_exchange.agreement,
     tensorflow_checks.tensorflow,

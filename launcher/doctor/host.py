@@ -1,13 +1,17 @@
-"""Checks of the host: CPU cores and instructions, memory, limits of the process, NVIDIA's driver."""
+"""Checks of the host: CPU cores, memory, limits of the process, NVIDIA's driver, the folder of --model_dir."""
 
 import os
 import platform
 import resource
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from launcher.doctor import nvidia
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
+from launcher.errors import EXIT_RETRY, UsageError
+from launcher.model_dir import check_model_dir, default_model_dir
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
@@ -22,6 +26,9 @@ _FEW_FILES = 4096
 _LITTLE_SHARED_MEMORY = _GIB
 
 _MUCH_OF_A_GPU = 0.1
+# A checkpoint of ResNet-50 with momentum is 200 MB.
+_LEAST_SPACE = 2**28
+_LITTLE_SPACE = 2 * _GIB
 
 
 @check("threads against cores and the container's quota")
@@ -85,21 +92,11 @@ def control_groups(context: Context, controller: str) -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def _fields(context: Context, path: str) -> dict[str, str]:
-    """The lines "name: value" of a file; of several with one name the first."""
-    lines = (line.partition(":") for line in reversed((context.read(path) or "").splitlines()))
-    return {name.strip(): value.strip() for name, _, value in lines}
-
-
 @check("memory that is free within the container's limit")
 def memory(context: Context) -> Iterator[Finding]:
-    if platform.system() != "Linux":
-        raise Skip("read on Linux only")
-    told = _fields(context, "proc/meminfo")
-    if "MemTotal" not in told or "MemAvailable" not in told:
-        yield warn("/proc/meminfo does not say", "mount /proc in the container")
-        return
-    total, available = (int(told[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    import psutil  # where it is missing, the other checks go on
+
+    total, available = psutil.virtual_memory()[:2]
     seen = f"{total / _GIB:.1f} GiB on this machine, {available / _GIB:.1f} available"
     usable = available
     for limit, used in _container_memory(context):
@@ -195,3 +192,37 @@ def driver(context: Context) -> Iterator[Finding]:
                 "nvidia-smi lists them: end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
             )
     yield from nvidia.faults(context)
+
+
+@check("whether --model_dir can be written, and its room")
+def model_dir(context: Context) -> Iterator[Finding]:
+    if not (context.model_dir or context.gin_files):
+        raise Skip("neither --model_dir nor --gin_file is given")
+    name = context.model_dir or default_model_dir(context.gin_files)
+    if "://" in name:  # which only TensorFlow can reach
+        fix = "check the name and the rights of this machine's account; a bucket may be mounted instead, with gcsfuse"
+        problem = context.says("model_dir").problem
+        yield fail(f"{name}: {problem}", fix) if problem else ok(f"{name}: can be written")
+        return
+    try:
+        check_model_dir(name)
+    except UsageError as error:
+        seen = str(error).partition("; choose")[0]
+        yield fail(seen, "choose another --model_dir, or mend the rights of that folder")
+        return
+    folder = os.path.abspath(name)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".doctor-"):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        yield fail(f"{name} in {folder}: {error.strerror or error}", "choose another --model_dir")
+        return
+    seen = f"{name}: {free / 1e9:,.1f} GB free in {folder}"
+    if free < _LEAST_SPACE:
+        yield fail(seen, "make room there, or choose another --model_dir", exit_code=EXIT_RETRY)
+    elif free < _LITTLE_SPACE:
+        yield warn(seen, "make room, or Checkpoints.keep = 2")
+    else:
+        yield ok(seen)

@@ -166,13 +166,13 @@ def _prebuilt() -> str:
 def _cudnn(context: Context, build: Mapping[str, object]) -> tuple[str, str]:
     """The cuDNN that a package brings, and what is wrong with it; the build's own word where there is no package."""
     built = str(build.get("cudnn_version", "unknown"))
-    found = next(filter(None, map(packages.installed().get, _CUDNN)), None)
-    if found is None:
+    version = next(filter(None, map(packages.installed().get, _CUDNN)), None)
+    if version is None:
         return built, ""
     wheels = CUDA_WHEELS.get(_version(context).rpartition(".")[0])
     least = wheels.cudnn if wheels and wheels.cudnn.partition(".")[0] == built else built
-    fits = found.version.partition(".")[0] == built and not accelerators.older(found.version, least)
-    return found.version, "" if fits or not built.isdigit() else f"it is built for cuDNN {least}"
+    fits = version.partition(".")[0] == built and not accelerators.older(version, least)
+    return version, "" if fits or not built.isdigit() else f"it is built for cuDNN {least}"
 
 
 def _version(context: Context) -> str:

@@ -1,19 +1,22 @@
-"""Packages that are installed: missing, old, doubled or conflicting ones. Imports none of them.
+"""Packages that are installed, and variables that change what they do: what is missing, old, doubled or in the way.
+
+Imports none of them.
 
 What packages require of each other, Launcher among them, is asked of pip.
 """
 
-import dataclasses
 import importlib.metadata
+import json
 import platform
 import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import launcher
-from launcher.doctor.check import Context, Finding, check, fail, ok, warn
+from launcher.doctor.check import FAIL, Context, Finding, check, fail, ok, warn
 from launcher.machine import accelerators, installation, versions
 
 # All of them bring files of the one module `tensorflow`.
@@ -35,54 +38,29 @@ _LOOKED_AT = (
 _UNMET = re.compile(r"(\S+) \S+ (?:requires (\S+), which is not installed|has requirement (.+), but you have .+)\.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class InstalledPackage:
-    """One installed distribution, by its canonical name, such as "tensorflow-cpu"."""
-
-    name: str
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}"
-
-
-class InstalledPackages:
-    """All installed packages; the first on the path wins, as when it is imported."""
-
-    def __init__(self, found: Iterable[InstalledPackage]):
-        self._first: dict[str, InstalledPackage] = {}
-        for package in found:
-            self._first.setdefault(package.name, package)
-
-    def get(self, name: str) -> InstalledPackage | None:
-        return self._first.get(_canonical(name))
-
-    def tensorflows(self) -> list[InstalledPackage]:
-        """The packages that bring the module `tensorflow`; there should be one."""
-        return [self._first[name] for name in PROVIDERS if name in self._first]
-
-
-def installed() -> InstalledPackages:
-    """The packages that this Python would import, in the order of its path."""
-    return InstalledPackages(
-        InstalledPackage(name=_canonical(name), version=distribution.version)
-        for distribution in importlib.metadata.distributions()
-        if (name := distribution.metadata["Name"])  # a folder that a broken installation left behind has none
-    )
+def installed() -> dict[str, str]:
+    """Versions of the packages that this Python would import, by their canonical names, such as "tensorflow-cpu"."""
+    versions: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        if name := distribution.metadata["Name"]:  # a folder that a broken installation left behind has none
+            versions.setdefault(_canonical(name), distribution.version)  # the first on the path is imported
+    return versions
 
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()  # PEP 503
 
 
+def _shown(there: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    return [f"{name} {there[name]}" for name in names if name in there]
+
+
 def facts() -> dict[str, str]:
     """The versions that decide what a run computes, which all workers of a job should share."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "launcher": launcher.__version__}
-    everything = installed()
-    for package in (*everything.tensorflows(), *map(everything.get, ("keras", "numpy", "gin-config"))):
-        if package is not None:
-            found[package.name] = package.version
-    return found
+    there = installed()
+    deciding = {name: there[name] for name in (*PROVIDERS, "keras", "numpy", "gin-config") if name in there}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "launcher": launcher.__version__, **deciding}
 
 
 @check("version and platform that TensorFlow has wheels for")
@@ -102,24 +80,23 @@ def tensorflow_package(context: Context) -> Iterator[Finding]:
     yield from tensorflow_findings(installed())
 
 
-def tensorflow_findings(found: InstalledPackages) -> Iterator[Finding]:
-    """The finding on the distributions of TensorFlow among packages."""
-    there, anew = found.tensorflows(), installation.tensorflow_command()
-    if not there:
+def tensorflow_findings(there: Mapping[str, str]) -> Iterator[Finding]:
+    """The finding on the distributions of TensorFlow among packages; there should be one."""
+    names, anew = [name for name in PROVIDERS if name in there], installation.tensorflow_command()
+    if not names:
         yield fail("TensorFlow is not installed", f"choose the extra for this machine: {anew}")
         return
-    seen = " and ".join(map(str, there))
-    if len(there) > 1:
-        both = " ".join(package.name for package in there)
+    name, seen = names[0], " and ".join(_shown(there, names))
+    if len(names) > 1:
         yield fail(
             f"{seen} are installed at once and overwrite each other's files",
-            f"pip uninstall -y {both}, then install one of them anew: {anew}",
+            f"pip uninstall -y {' '.join(names)}, then install one of them anew: {anew}",
         )
-    elif there[0].name == "tensorflow-gpu":
+    elif name == "tensorflow-gpu":
         yield fail(f"{seen}: that distribution has been withdrawn", f"pip uninstall -y tensorflow-gpu; {anew}")
-    elif versions.of(there[0].version) < versions.TENSORFLOW:
+    elif versions.of(there[name]) < versions.TENSORFLOW:
         wanted = f">={versions.text(versions.TENSORFLOW)}"
-        yield fail(f"{seen} is too old, {wanted} is needed", f"pip install --upgrade '{there[0].name}{wanted}'")
+        yield fail(f"{seen} is too old, {wanted} is needed", f"pip install --upgrade '{name}{wanted}'")
     else:
         yield ok(seen)
 
@@ -136,11 +113,10 @@ def _checked_by_pip() -> list[str]:
     return done.stdout.splitlines()
 
 
-def package_findings(found: InstalledPackages, told: Sequence[str]) -> Iterator[Finding]:
+def package_findings(there: Mapping[str, str], told: Sequence[str]) -> Iterator[Finding]:
     """Findings on packages that are missing, old, doubled or in conflict; `told` are the lines of `pip check`."""
     shown = ("keras", "numpy", "tensorflow-datasets", "gin-config", "protobuf", "jax")
-    fine = ok(", ".join(str(package) for package in map(found.get, shown) if package is not None))
-    yield from [*_unmet(told), *_misfits(found)] or [fine]
+    yield from [*_unmet(told), *_misfits(there)] or [ok(", ".join(_shown(there, shown)))]
 
 
 def _unmet(told: Sequence[str]) -> Iterator[Finding]:
@@ -152,16 +128,37 @@ def _unmet(told: Sequence[str]) -> Iterator[Finding]:
             yield warn(match[0], "install both anew in one command, so that pip finds versions that fit")
 
 
-def _misfits(found: InstalledPackages) -> Iterator[Finding]:
+def _misfits(there: Mapping[str, str]) -> Iterator[Finding]:
     """Findings on conflicts that no package's own requirements declare."""
-    keras, nightly = found.get("keras"), found.get("keras-nightly")
-    if keras and nightly:
+    if len(both := _shown(there, ("keras", "keras-nightly"))) > 1:
         yield fail(
-            f"{keras} and {nightly} are installed at once and overwrite each other's files",
+            f"{' and '.join(both)} are installed at once and overwrite each other's files",
             f"pip uninstall -y keras keras-nightly, then pip install 'keras>={versions.text(versions.KERAS)}'",
         )
-    tpu, libtpu = found.get("tensorflow-tpu"), found.get("libtpu")
+    libtpu = there.get("libtpu", "0")
     # Google's storage has others, which count as TensorFlow does.
-    is_too_new = libtpu and not accelerators.older(libtpu.version, "0.0.42") and accelerators.older(libtpu.version, "1")
-    if tpu and is_too_new:
-        yield fail(f"{libtpu} lacks functions that {tpu} calls at its import", "pip install 'libtpu<0.0.22'")
+    if "tensorflow-tpu" in there and not accelerators.older(libtpu, "0.0.42") and accelerators.older(libtpu, "1"):
+        seen = f"libtpu {libtpu} lacks functions that tensorflow-tpu {there['tensorflow-tpu']} calls at its import"
+        yield fail(seen, "pip install 'libtpu<0.0.22'")
+
+
+# --------------------------------------------------------------------------------------------- environment variables
+
+# What each variable does where its value is wrong, or not right, as patterns say.
+_KNOWN = json.loads(Path(__file__).with_name("variables.json").read_text("utf-8"))
+
+
+@check("environment variables that get in the way")
+def variables(context: Context) -> Iterator[Finding]:
+    yield from [*_mistakes(context.environ)] or [ok("none that gets in the way")]
+
+
+def _mistakes(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for known in _KNOWN:
+        name = known["variable"]
+        # Of these, oneDNN is on by default on x86 alone.
+        if name == "TF_ENABLE_ONEDNN_OPTS" and platform.machine() not in ("x86_64", "AMD64"):
+            continue
+        value = environ.get(name, "")
+        if value and bool(re.fullmatch(known.get("wrong") or known["right"], value)) == ("wrong" in known):
+            yield (fail if known["status"] == FAIL else warn)(f"{name}={value}: {known['effect']}", known["fix"])

@@ -34,7 +34,7 @@ from launcher.model_dir import check_model_dir
 from launcher.modes.history import History
 from launcher.reporting import strict_json
 from launcher.reporting.console import CellLine
-from launcher.serving import checkpoints_of, weights
+from launcher.serving import weights
 from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_private import forget_names
 
@@ -214,7 +214,7 @@ def _trained(call: Mapping[str, Any], model_dir: str) -> keras.Model:
             model = KerasTask(**own).model()
     finally:
         keras.config.set_dtype_policy(before)
-    store = checkpoints_of(model_dir)
+    store = weights.checkpoints_of(model_dir)
     step = weights.step_of(store, "last")
     assert step is not None
     weights.put(model, weights.read(store, step, model, averaged=False).arrays)

@@ -8,7 +8,7 @@ from launcher.checkpoints import CheckpointStore
 from launcher.config import gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.precision_report import json_report, terminal
+from launcher.precision_report import findings
 from launcher.precision_report.examine import examine
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.reporting import report, strict_json
@@ -77,9 +77,9 @@ def run(
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
     found = examine(built, settings, scale, console.note)
     gin_used.check_all_used()
-    terminal.show(found, console, layers=settings.layers)
+    findings.show(found, console, layers=settings.layers)
     described = {**lines, "weights": weights, "seed": str(resolved.seed)}
-    content = strict_json.dumps(json_report.as_json(found, described), indent=1)
+    content = strict_json.dumps(findings.as_json(found, described), indent=1)
     console.note(f"written: {report.write_result(model_dir, 'precision.json', content)}")
     console.close()
     return EXIT_DONE

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from launcher.machine.accelerators import Card, Chip
 from launcher.machine.strategy import recommended_policy
 from launcher.preflight.compiled import gpu_program
-from launcher.preflight.compiled.costs import Collective, Costs, MatrixOp
+from launcher.preflight.compiled.costs import Collective, Costs, MatrixOp, summed
 from launcher.preflight.compiled.hbm import Buffer, HbmUse
 from launcher.preflight.compiled.hlo import Instruction
 from launcher.preflight.roofline import Roofline
@@ -46,38 +46,36 @@ def advise(
 
 
 def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
-    if bounds.bound_by == where.wire_name == bounds.most_for:
+    if bounds.bound_by == where.link_name == bounds.most_for:
         yield (
             f"the step waits for its reductions ({milliseconds(bounds.wire_seconds)} against "
             f"{milliseconds(max(bounds.compute_seconds, bounds.hbm_seconds))}): fewer devices or more examples a "
             "replica would use them better"
         )
-    small = [one for one in costs.collectives if where.wire_seconds(one) < where.latency_seconds(one)]
+    small = [one for one in costs.collectives if where.link_seconds(one) < where.latency_seconds(one)]
     latency = sum(where.latency_seconds(one) for one in small)
     if latency > _WORTH * (bounds.estimated_seconds or bounds.step_seconds):
         count = sum(one.times for one in small)
         names = _listed(_label(one, one.kind) for one in small)
         yield (
-            f"{count} small collectives wait for the {where.wire_name} about {milliseconds(latency / count)} each, "
+            f"{count} small collectives wait for the {where.link_name} about {milliseconds(latency / count)} each, "
             f"whatever their size, {milliseconds(latency)} a step: {names}; statistics that each "
             "replica takes for itself need none, and one sum of them all waits once"
         )
 
 
 def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:
-    """What weights in parts cost, and whether the compiler has left their gathers as they were written."""
+    """Costs of weights in parts, and whether the compiler has left their gathers as they were written."""
     if not wanted:
         return
-    sizes: dict[str, int] = {}
-    for one in costs.collectives:
-        sizes[one.kind] = sizes.get(one.kind, 0) + one.results * one.times
-    total, parts = sum(sizes.values()), ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes.items())
+    sizes = summed((one.kind, one.results * one.times) for one in costs.collectives)
+    total, parts = sum(size for _, size in sizes), ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes)
     yield (
         f"train.shard = 'all' puts {bytes_text(total)} a step on each device by collectives ({parts}), "
         f"{total / (2 * weights):.1f} times the weights in 16 bits"
     )
     # libtpu writes some gathers as sums.
-    found = sum(size for kind, size in sizes.items() if kind != "reduce-scatter")
+    found = sum(size for kind, size in sizes if kind != "reduce-scatter")
     if found < _KEPT * wanted:
         yield (
             f"the compiler puts {bytes_text(found)} of weights together in place of {bytes_text(wanted)}: it has "
@@ -144,16 +142,19 @@ def _of_program(costs: Costs) -> Iterator[str]:
 
 
 def padding(costs: Costs, hbm: HbmUse, chip: Chip) -> Iterator[str]:
-    """What a step loses to the tiles in which a TPU multiplies and keeps its arrays, a sentence each."""
+    """Losses of a step to the tiles in which a TPU multiplies and keeps its arrays, a sentence each."""
     mxu, peak = chip.mxu, chip.device_peak_flops
-    wasted = sorted(((one.padded_flops(mxu) - one.flops, one) for one in costs.matrix_ops), key=lambda pair: -pair[0])
-    total = sum(waste for waste, _ in wasted)
+    wasted = summed(
+        ((_label(one), one.contracted, one.columns, one.rows), 1, one.padded_flops(mxu) - one.flops)
+        for one in costs.matrix_ops
+    )
+    total = sum(waste for _, _, waste in wasted)
     if costs.flops and total >= _WORTH * costs.flops:
         parts = []
-        for waste, ops in _grouped(wasted)[:_SHOWN]:
-            size = f"{ops[0].contracted:,} summed, {ops[0].columns:,} columns, {ops[0].rows:,} rows"
-            size += f", {len(ops)} of them" if len(ops) > 1 else ""
-            parts.append(f"{_label(ops[0])} ({size}): up to {milliseconds(waste / peak)}")
+        for (label, contracted, columns, rows), count, waste in wasted[:_SHOWN]:
+            size = f"{contracted:,} summed, {columns:,} columns, {rows:,} rows"
+            size += f", {count:.0f} of them" if count > 1 else ""
+            parts.append(f"{label} ({size}): up to {milliseconds(waste / peak)}")
         yield (
             f"products that do not fill the {mxu}x{mxu} matrix unit and 8 rows cost up to {milliseconds(total / peak)} "
             f"a step beside {milliseconds(costs.flops / peak)} of arithmetic; multiples of {mxu} cost nothing. Most of "
@@ -169,18 +170,8 @@ def padding(costs: Costs, hbm: HbmUse, chip: Chip) -> Iterator[str]:
         yield f"padding to tiles of 8x128 takes HBM: {'; '.join(parts)}"
 
 
-def _grouped(wasted: Iterable[tuple[float, MatrixOp]]) -> list[tuple[float, list[MatrixOp]]]:
-    """Products of one kind of layer and one size together, with what they waste; the most expensive first."""
-    groups: dict[tuple[str, int, int], list[tuple[float, MatrixOp]]] = {}
-    for waste, one in wasted:
-        if waste > 0:
-            groups.setdefault((short_name(one.source.op_name), one.contracted, one.columns), []).append((waste, one))
-    sums = [(sum(waste for waste, _ in group), [one for _, one in group]) for group in groups.values()]
-    return sorted(sums, key=lambda pair: -pair[0])
-
-
 def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
-    """What keeps products from the full speed of a GPU's Tensor Cores, a sentence each, with the layers it is of.
+    """Reasons that keep products from the full speed of Tensor Cores, a sentence each, with the layers it is of.
 
     That sizes of 16-bit products should be multiples of 8, and of TF32 products of 4, is NVIDIA's rule for all of its
     libraries (Deep Learning Performance Guide: 16 bytes); recent versions of them use Tensor Cores for others as well,
@@ -217,10 +208,7 @@ def _odd(one: MatrixOp) -> list[int]:
 
 def _layers(ops: Iterable[tuple[str, float]]) -> str:
     """The layers that most of the arithmetic is in, of names with FLOPs."""
-    found: dict[str, float] = {}
-    for label, flops in ops:
-        found[label] = found.get(label, 0.0) + flops
-    listed = sorted(found, key=lambda label: -found[label])
+    listed = [label for label, _ in summed(ops)]
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return f"{', '.join(listed[:_SHOWN])}{more}"
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.preflight.compiled import Compilation
-from launcher.preflight.compiled.costs import Costs
+from launcher.preflight.compiled.costs import Costs, summed
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
@@ -17,7 +17,7 @@ from launcher.reporting.units import amount, bytes_text, milliseconds, plural, s
 from launcher.step_program.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
-_MEASURED = ("verdict", "memory needed", "of it", "step", "bound by")
+_MEASURED = ("result", "memory needed", "of it", "step", "bound by")
 _SHOWN = 8
 _DIFFERENT = 1.005  # of HFU and MFU, beyond rounding
 
@@ -31,7 +31,7 @@ class CaseReport:
     largest: LargestBatch | None = None
 
 
-def verdict(finding: SliceFinding) -> str:
+def result(finding: SliceFinding) -> str:
     """One word or two: "fits", "does not fit" or "does not compile"."""
     if finding.refusal is not None:
         return "does not compile"
@@ -41,42 +41,51 @@ def verdict(finding: SliceFinding) -> str:
 def show(reported: CaseReport, console: Console) -> None:
     """Prints everything about one case."""
     finding = reported.finding
-    costs, memory = finding.costs, finding.case.where.memory_name
+    hbm, costs, bounds, where = finding.hbm, finding.costs, finding.roofline, finding.case.where
     console.plan(_summary(finding))
-    if finding.hbm is not None:
-        _show_section(f"{memory[:1].upper()}{memory[1:]} of one device", console, lines=_hbm_lines(finding.hbm))
-        if finding.hbm.buffers:
-            _show_section("", console, rows=_buffer_rows(finding.hbm, memory))
-    if costs is not None and finding.roofline is not None:
-        _show_section("Time of a step", console, lines=_roofline_lines(finding, finding.roofline, costs))
-        if finding.roofline.estimated:
-            _show_section("", console, rows=_unfilled_rows(finding.case.where, costs))
-    if costs is not None and costs.collectives:
-        _show_section("", console, rows=_collective_rows(costs))
-    if costs is not None and costs.kernels_by_kind:
-        rows = [["kernels", "a step"], *([kind, str(count)] for kind, count in costs.kernels_by_kind.items())]
-        _show_section("", console, rows=rows)
-    if finding.advice:
-        _show_section("Advice", console)
-        for line in finding.advice:
-            console.note(f"- {line}")
+    if hbm is not None:
+        memory = where.memory_name
+        _show_section(console, f"{memory[:1].upper()}{memory[1:]} of one device", _hbm_lines(hbm))
+        _show_section(console, rows=_buffer_rows(hbm, memory))
+    if costs is not None and bounds is not None:
+        _show_section(console, "Time of a step", _roofline_lines(finding, bounds, costs))
+        if bounds.estimated:
+            _show_section(console, rows=_unfilled_rows(where, costs))
+    if costs is not None:
+        _show_section(console, rows=_collective_rows(costs))
+        kernels = ([kind, str(count)] for kind, count in costs.kernels_by_kind.items())
+        _show_section(console, rows=[["kernels", "a step"], *kernels])
+    _show_section(console, "Advice", notes=[f"- {line}" for line in finding.advice])
     if reported.tried:
-        _show_section("Knobs, measured", console, rows=_tried_rows(reported))
+        _show_section(console, "Knobs, measured", rows=_tried_rows(reported))
     if reported.largest:
-        _show_section("The largest batch", console, rows=_batch_rows(reported.largest))
-        console.note(largest_text(reported.largest))
+        rows, text = _batch_rows(reported.largest), largest_text(reported.largest)
+        _show_section(console, "The largest batch", rows=rows, notes=[text])
 
 
 def _show_section(
-    title: str, console: Console, *, lines: Mapping[str, str] | None = None, rows: Sequence[Sequence[str]] = ()
+    console: Console,
+    title: str = "",
+    lines: Mapping[str, str] | None = None,
+    rows: Sequence[Sequence[str]] = (),
+    notes: Sequence[str] = (),
 ) -> None:
+    """Prints a part of the report, or nothing where it has none of lines, rows below a heading, and notes."""
+    if not (lines or rows[1:] or notes):
+        return
     console.note("")
     if title:
         console.note(title)
     if lines:
-        console.plan(dict(lines))
+        console.plan(_without_gaps(lines))
     if rows:
         show_table(rows, console)
+    for note in notes:
+        console.note(note)
+
+
+def _without_gaps(lines: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in lines.items() if text}
 
 
 def comparison(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -93,23 +102,24 @@ def comparison(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[
     return table + [[name, "", "", f"not applicable: {why}", *[""] * 7] for name, why in not_applicable]
 
 
-def largest_text(found: LargestBatch) -> str:
+def largest_text(largest: LargestBatch) -> str:
     """A sentence for people: the largest batch that fits, and the one that does not."""
-    if found.fits is None:
-        assert found.refused is not None
-        return f"no batch fits, not even one of {batch_size(found.refused):,}"
-    replica = found.fits.plan.per_replica_batch_size
-    largest = f"the largest global batch that fits is {batch_size(found.fits):,}, {replica:,} examples a replica"
-    if found.refused is None:
-        return f"at least, for the search ended before a batch was refused: {largest}"
-    refused = f"{batch_size(found.refused):,} needs {bytes_text(found.refused.hbm.needed)}" if found.refused.hbm else ""
-    if found.is_exact:
-        return f"{largest}; the next one, {refused} and does not fit"
-    return f"{largest}, of those that were compiled; {refused} and does not fit, what lies between was not compiled"
+    fits, refused = largest.fits, largest.refused
+    if fits is None:
+        assert refused is not None
+        return f"no batch fits, not even one of {batch_size(refused):,}"
+    replica = fits.plan.per_replica_batch_size
+    words = f"the largest global batch that fits is {batch_size(fits):,}, {replica:,} examples a replica"
+    if refused is None:
+        return f"at least, for the search ended before a batch was refused: {words}"
+    needs = f"{batch_size(refused):,} needs {bytes_text(refused.hbm.needed)}" if refused.hbm else ""
+    if largest.is_exact:
+        return f"{words}; the next one, {needs} and does not fit"
+    return f"{words}, of those that were compiled; {needs} and does not fit, what lies between was not compiled"
 
 
 def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
-    """Prints what the estimates stand on, with the source of each number."""
+    """Prints the numbers that the estimates stand on, with the source of each."""
     constants = {
         f"{finding.case.where.device_name} {name}": constant
         for finding in findings
@@ -119,48 +129,44 @@ def show_constants(findings: Sequence[SliceFinding], console: Console) -> None:
         name.replace("_", " "): f"{amount(constant.value)}{constant.unit} ({constant.source})"
         for name, constant in constants.items()
     }
-    _show_section("Constants of the estimates", console, lines=lines)
+    _show_section(console, "Constants of the estimates", lines)
 
 
 def _summary(finding: SliceFinding) -> dict[str, str]:
-    plan, model, compilation = finding.plan, finding.model, finding.compilation
+    plan, model, where, unread = finding.plan, finding.model, finding.case.where, finding.unread
     lines = plan.describe()
-    lines.pop("cluster")
     notes = enumerate((*plan.notes, *model.notes), start=1)
-    found = {
-        "where": finding.case.where.describe(),
-        **({"figures of": finding.case.where.figures_of} if finding.case.where.figures_of else {}),
-        **({"changed": "; ".join(finding.case.changes)} if finding.case.changes else {}),
-        **{name: lines[name] for name in _OF_PLAN if name in lines},
-        "wire": plan.reduce_dtype.name,
-        "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
-        **model.computed,
-        **{f"note {number}": note for number, note in notes},
-        "compiler": f"compiled in {_seconds(compilation)}",
-        "verdict": ": ".join(filter(None, (verdict(finding), finding.refusal))),
-    }
-    if finding.unread:
-        found["not read"] = (
-            f"{plural(len(finding.unread), 'part')} of the compiled program, so nothing is said of its time and FLOPs; "
-            f"memory is the compiler's own figure. First: {finding.unread[0]}. Please report it"
-        )
-    return found
+    return _without_gaps(
+        {
+            "where": where.describe(),
+            "figures of": where.figures_of,
+            "changed": "; ".join(finding.case.changes),
+            **{name: lines[name] for name in _OF_PLAN if name in lines},
+            "reduce dtype": plan.reduce_dtype.name,
+            "parameters": f"{model.trained_parameters:,} trained of {model.parameters:,}",
+            **model.computed,
+            **{f"note {number}": note for number, note in notes},
+            "compiler": f"compiled in {_seconds(finding.compilation)}",
+            "result": ": ".join(filter(None, (result(finding), finding.refusal))),
+            "not read": f"{plural(len(unread), 'part')} of the compiled program, so nothing is said of its time and "
+            f"FLOPs; memory is the compiler's own figure. First: {unread[0]}. Please report it"
+            if unread
+            else "",
+        }
+    )
 
 
 def _hbm_lines(hbm: HbmUse) -> dict[str, str]:
-    share = hbm.needed / hbm.available
-    lines = {
+    return {
         "arguments": f"{bytes_text(hbm.arguments)} (variables and the batch)",
         "outputs": f"{bytes_text(hbm.outputs)} (beyond those that take an argument's place)",
         "temporaries": f"{bytes_text(hbm.temporaries)} (activations, gradients)",
-        **({"code": bytes_text(hbm.code)} if hbm.code else {}),
+        "code": bytes_text(hbm.code) if hbm.code else "",
         **{name: f"{bytes_text(constant.value)}, allowed for" for name, constant in hbm.reserved.items()},
-        "needed": f"{bytes_text(hbm.needed)}, {share:.0%} of what a program may use",
+        "needed": f"{bytes_text(hbm.needed)}, {hbm.needed / hbm.available:.0%} of what a program may use",
         "available": bytes_text(hbm.available),
+        "missing": "" if hbm.fits else bytes_text(hbm.excess),
     }
-    if not hbm.fits:
-        lines["missing"] = bytes_text(hbm.excess)
-    return lines
 
 
 def _buffer_rows(hbm: HbmUse, memory: str) -> list[list[str]]:
@@ -176,42 +182,40 @@ def _buffer_rows(hbm: HbmUse, memory: str) -> list[list[str]]:
 
 
 def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> dict[str, str]:
-    where = finding.case.where
-    memory, wire = where.memory_name, where.wire_name
-    times = {"compute": bounds.compute_seconds, memory: bounds.hbm_seconds, wire: bounds.wire_seconds}
+    where, model = finding.case.where, finding.model
     reduced = sum(one.bytes * one.times for one in costs.collectives)
     collectives = plural(sum(one.times for one in costs.collectives), "collective")
-    what = {
-        "compute": where.compute_words(costs),
-        memory: f"{amount(costs.hbm_bytes)}B read and written a device",
-        wire: f"{amount(reduced)}B in {collectives} {where.wire_words()}",
+    floors = {
+        "compute": (bounds.compute_seconds, where.compute_words(costs)),
+        where.memory_name: (bounds.hbm_seconds, f"{amount(costs.hbm_bytes)}B read and written a device"),
+        where.link_name: (bounds.wire_seconds, f"{amount(reduced)}B in {collectives} {where.link_words()}"),
     }
     bound_by = bounds.most_for  # of an estimate, what most of it goes to
     if bound_by == VECTOR_UNIT:
         bound_by = f"the {VECTOR_UNIT}, that is by operations that fill neither memory bandwidth nor matrix unit"
-    lines = {"step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {bound_by}"}
+    unestimated = _without_estimate(costs)
+    estimate = unestimated and f"none{unestimated}, and they may be most of the step"
     if bounds.estimated:
-        lines["estimate"] = (
+        estimate = (
             f"the compiler's cost model, one operation after another at {where.clock_words}, and collectives with "
-            f"their latency: {_parts(bounds)}{_without_estimate(costs)}"
+            f"their latency: {_parts(bounds)}{unestimated}"
         )
-    elif costs.unestimated:
-        lines["estimate"] = f"none{_without_estimate(costs)}, and they may be most of the step"
-    lines |= {
-        f"{name}, at least": f"{milliseconds(seconds)}: {what[name]}{', the bound' if name == bounds.bound_by else ''}"
-        for name, seconds in times.items()
-    }
     about, most = ("about", "about") if bounds.estimated else ("at least", "at most")
-    lines["MFU"] = f"{most} {bounds.mfu:.1%}"
-    if finding.model.flops is None:
-        lines["MFU"] += ", products that are computed again counted as well"
-    elif bounds.hfu > _DIFFERENT * bounds.mfu:
-        lines["HFU"] = f"{most} {bounds.hfu:.1%}, with what is computed again or filled up to whole tiles"
-    lines["throughput"] = f"{most} {bounds.examples_per_second:,.0f} examples/s in all" + (
-        f", {bounds.tokens_per_second:,.0f} tokens/s" if bounds.tokens_per_second is not None else ""
-    )
-    lines["the whole run"] = f"{about} {_hours(bounds.hours)} for {finding.plan.total_steps:,} steps, training alone"
-    return lines
+    needless = "" if model.flops else ", products that are computed again counted as well"
+    is_more = model.flops and bounds.hfu > _DIFFERENT * bounds.mfu
+    tokens = "" if bounds.tokens_per_second is None else f", {bounds.tokens_per_second:,.0f} tokens/s"
+    return {
+        "step": f"{step_text(bounds.step_seconds, bounds.estimated_seconds)}, bound by {bound_by}",
+        "estimate": estimate,
+        **{
+            f"{name}, at least": f"{milliseconds(seconds)}: {of}{', the bound' if name == bounds.bound_by else ''}"
+            for name, (seconds, of) in floors.items()
+        },
+        "MFU": f"{most} {bounds.mfu:.1%}{needless}",
+        "HFU": f"{most} {bounds.hfu:.1%}, with what is computed again or filled up to whole tiles" if is_more else "",
+        "throughput": f"{most} {bounds.examples_per_second:,.0f} examples/s in all{tokens}",
+        "the whole run": f"{about} {_hours(bounds.hours)} for {finding.plan.total_steps:,} steps, training alone",
+    }
 
 
 def _parts(bounds: Roofline) -> str:
@@ -223,15 +227,14 @@ def _parts(bounds: Roofline) -> str:
 
 def _unfilled_rows(where: Target, costs: Costs) -> list[list[str]]:
     """The operations that fill neither memory bandwidth nor matrix unit, those of a layer together."""
-    groups: dict[str, list[float]] = {}
-    for one in costs.operations:
-        seconds, fills = of_operation(one, where)
-        if fills == VECTOR_UNIT:
-            group = groups.setdefault(short_name(str(one.source)) or one.opcode, [0, 0, 0.0])
-            for place, more in enumerate((1, one.cycles or 0, seconds)):
-                group[place] += more
+    timed = [(operation, *of_operation(operation, where)) for operation in costs.operations]
+    groups = summed(
+        (short_name(str(operation.source)) or operation.opcode, 1, operation.cycles or 0, seconds)
+        for operation, seconds, fills in timed
+        if fills == VECTOR_UNIT
+    )
     rows = [["fills neither memory bandwidth nor matrix unit", "operations", "cycles a step", "time"]]
-    for name, (count, cycles, seconds) in sorted(groups.items(), key=lambda item: -item[1][2])[:_SHOWN]:
+    for name, count, cycles, seconds in groups[:_SHOWN]:
         rows.append([name, f"{count:,.0f}", f"{cycles:,.0f}", milliseconds(seconds)])
     return rows
 
@@ -252,13 +255,9 @@ def _hours(hours: float) -> str:
 
 
 def _collective_rows(costs: Costs) -> list[list[str]]:
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for one in costs.collectives:
-        group = groups.setdefault((one.kind, one.dtypes), [0, 0])
-        group[0] += one.times
-        group[1] += one.times * one.bytes
+    groups = summed(((one.kind, one.dtypes), one.times, one.times * one.bytes) for one in costs.collectives)
     rows = [["collective", "dtype", "a step", "bytes"]]
-    for (kind, dtypes), (times, size) in sorted(groups.items(), key=lambda item: -item[1][1]):
+    for (kind, dtypes), times, size in groups:
         rows.append([kind, ", ".join(dtypes), str(times), bytes_text(size)])
     return rows
 
@@ -271,10 +270,11 @@ def _tried_rows(reported: CaseReport) -> list[list[str]]:
     return rows
 
 
-def _batch_rows(found: LargestBatch) -> list[list[str]]:
+def _batch_rows(largest: LargestBatch) -> list[list[str]]:
     rows = [["global batch", "a replica", *_MEASURED, "compiled in"]]
-    for one in sorted(found.tried, key=batch_size):
-        rows.append([f"{batch_size(one):,}", f"{one.plan.per_replica_batch_size:,}", *_measured_with_time(one)])
+    for finding in sorted(largest.tried, key=batch_size):
+        sizes = (batch_size(finding), finding.plan.per_replica_batch_size)
+        rows.append([*(f"{size:,}" for size in sizes), *_measured_with_time(finding)])
     return rows
 
 
@@ -284,13 +284,9 @@ def _measured_with_time(finding: SliceFinding) -> list[str]:
 
 def _measurements(finding: SliceFinding) -> list[str]:
     hbm, bounds = finding.hbm, finding.roofline
-    return [
-        verdict(finding),
-        bytes_text(hbm.needed) if hbm else "",
-        f"{hbm.needed / hbm.available:.0%}" if hbm else "",
-        step_text(bounds.step_seconds, bounds.estimated_seconds) if bounds else "",
-        bounds.most_for if bounds else "",
-    ]
+    memory = [bytes_text(hbm.needed), f"{hbm.needed / hbm.available:.0%}"] if hbm else ["", ""]
+    times = [step_text(bounds.step_seconds, bounds.estimated_seconds), bounds.most_for] if bounds else ["", ""]
+    return [result(finding), *memory, *times]
 
 
 def _seconds(compilation: Compilation) -> str:
@@ -308,7 +304,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "hosts": where.num_hosts,
         "replicas": where.num_replicas,
         "changes": list(finding.case.changes),
-        "verdict": verdict(finding),
+        "verdict": result(finding),
         "refusal": finding.refusal,
         "compiler_error": finding.compilation.error,
         "global_batch_size": plan.recipe.global_batch_size,
@@ -382,7 +378,7 @@ def _tried_json(one: Suggestion) -> Mapping[str, Any]:
     return {
         "flag": one.flag,
         "why": one.why,
-        "verdict": found and verdict(found),
+        "verdict": found and result(found),
         "hbm_bytes": found and found.hbm and found.hbm.needed,
         "step_seconds": bounds and bounds.step_seconds,
         "estimated_seconds": bounds and bounds.estimated_seconds,
@@ -400,7 +396,7 @@ def _largest_json(found: LargestBatch) -> Mapping[str, Any]:
         "tried": [
             {
                 "global_batch_size": batch_size(one),
-                "verdict": verdict(one),
+                "verdict": result(one),
                 "hbm_bytes": one.hbm and one.hbm.needed,
                 "compile_seconds": one.compilation.seconds,
             }

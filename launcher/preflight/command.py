@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
@@ -16,6 +17,8 @@ from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console, show_table
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.units import bytes_text
+
+_Made = TypeVar("_Made")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,6 +46,7 @@ class Preflight:
     def __post_init__(self) -> None:
         self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
+        self._not_applicable: list[tuple[str, str]] = []  # names of cases, and why nothing can be told of them
         cards = (dataclasses.replace(gpus.find(name), engine=self.engine) for name in self.gpu_types)
         targets = [*map(slices.find, self.tpu_types), *cards]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
@@ -70,52 +74,42 @@ class Preflight:
         Raises:
           UsageError: the recipe is wrong, or the step compiles or fits nowhere.
         """
-        possible, not_applicable = self._checked()
+        possible = [case for case, _ in self._each(self._cases, self._examiner.resolve)]
+        if not possible:
+            raise UsageError(_no_case(self._not_applicable))
         if dry_run:
             for case in possible:
                 self._console.plan({"where": case.where.describe(), **self._examiner.resolve(case).describe()})
             return EXIT_DONE
         reports: list[CaseReport] = []
-        for case in possible:
-            try:
-                found = self._report(case)
-            except LauncherError as error:
-                if len(self._cases) == 1:
-                    raise
-                not_applicable.append((case.name, str(error)))
-                continue
-            finally:
-                self._phase.close()
-            reports.append(found)
-            case_report.show(found, self._console)
+        for _, reported in self._each(possible, self._report):
+            reports.append(reported)
+            case_report.show(reported, self._console)
             self._console.note("")
-        findings = [one.finding for one in reports]
+        findings = [reported.finding for reported in reports]
         if len(self._cases) > 1:
-            show_table(case_report.comparison(findings, not_applicable), self._console)
+            show_table(case_report.comparison(findings, self._not_applicable), self._console)
         case_report.show_constants(findings, self._console)
-        self._write(reports, not_applicable)
-        return self._judge(reports, not_applicable)
+        self._write(reports)
+        return self._conclude(reports)
 
     def _begin(self, case: Case, phase: str) -> None:
         self._phase.close()
         self._phase.enter_context(self._console.waiting(f"{case.name}: {phase}"))
 
-    def _checked(self) -> tuple[list[Case], list[tuple[str, str]]]:
-        """The cases that can be resolved, before the first of them is compiled; and why the others cannot."""
-        possible: list[Case] = []
-        refused: list[tuple[str, str]] = []
-        for case in self._cases:
+    def _each(self, cases: Sequence[Case], do: Callable[[Case], _Made]) -> Iterator[tuple[Case, _Made]]:
+        """What `do` makes of each case; of several, why it cannot is noted, and the others go on."""
+        for case in cases:
             try:
-                self._examiner.resolve(case)
-            except UsageError as error:
+                made = do(case)
+            except LauncherError as error:
                 if len(self._cases) == 1:
                     raise
-                refused.append((case.name, str(error)))
-            else:
-                possible.append(case)
-        if not possible:
-            raise UsageError(_no_case(refused))
-        return possible, refused
+                self._not_applicable.append((case.name, str(error)))
+                continue
+            finally:
+                self._phase.close()
+            yield case, made
 
     def _report(self, case: Case) -> CaseReport:
         if self.largest_batch:
@@ -128,7 +122,7 @@ class Preflight:
         assert finding.hbm is not None
         self._phase.close()
         batch, needed = largest_batch.batch_size(finding), bytes_text(finding.hbm.needed)
-        self._console.note(f"a global batch of {batch:,} {case_report.verdict(finding)}: {needed} needed")
+        self._console.note(f"a global batch of {batch:,} {case_report.result(finding)}: {needed} needed")
 
     def _tried(self, finding: SliceFinding) -> Iterator[Suggestion]:
         """Compiles suggestions: each knob's until the step fits.
@@ -155,14 +149,14 @@ class Preflight:
             if not self.search:
                 return
 
-    def _write(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> None:
+    def _write(self, reports: Sequence[CaseReport]) -> None:
         if self.model_dir is None:
             return
         content = {
             "recipe": list(self.gin_files),
             "gin_params": list(self.gin_params),
-            "cases": [case_report.as_json(one) for one in reports],
-            "not_applicable": [{"case": name, "why": why} for name, why in not_applicable],
+            "cases": [case_report.as_json(reported) for reported in reports],
+            "not_applicable": [{"case": name, "why": why} for name, why in self._not_applicable],
             "versions": {**run_versions(), **self._versions},
         }
         text = strict_json.dumps(content, indent=2)
@@ -170,25 +164,24 @@ class Preflight:
         self._console.note("")
         self._console.note(f"written: {written}")
 
-    def _judge(self, reports: Sequence[CaseReport], not_applicable: Sequence[tuple[str, str]]) -> int:
-        fitting = [one.finding for one in reports if one.finding.fits]
-        for one in reports:
-            if one.largest:
-                self._console.note(f"preflight: {one.finding.case.where.name}: {case_report.largest_text(one.largest)}")
-        if fitting:
-            names = ", ".join(finding.case.name for finding in fitting)
-            self._console.note(f"preflight: the step compiles and fits: {names}")
+    def _conclude(self, reports: Sequence[CaseReport]) -> int:
+        for reported in reports:
+            if reported.largest:
+                of = reported.finding.case.where.name
+                self._console.note(f"preflight: {of}: {case_report.largest_text(reported.largest)}")
+        findings = [reported.finding for reported in reports]
+        if fitting := [finding.case.name for finding in findings if finding.fits]:
+            self._console.note(f"preflight: the step compiles and fits: {', '.join(fitting)}")
             return EXIT_DONE
-        if len(self._cases) > 1:
-            findings = [one.finding for one in reports]
-            refused = [*not_applicable, *((one.case.name, one.refusal or "") for one in findings if one.hbm is None)]
-            if len(refused) == len(self._cases):
-                raise UsageError(_no_case(refused))
-            but = f", and cannot be compiled for {len(refused)} others" if refused else ""
-            hint = "" if self.search else ", or let --preflight_search look for what makes it fit"
-            fitted = len(self._cases) - len(refused)
-            raise UsageError(f"the step fits none of {fitted} cases{but}; see the table and the advice{hint}")
-        raise UsageError(_refusal(reports[0]))
+        if len(self._cases) == 1:
+            raise UsageError(_refusal(reports[0]))
+        refused = [*self._not_applicable, *((one.case.name, one.refusal or "") for one in findings if one.hbm is None)]
+        if len(refused) == len(self._cases):
+            raise UsageError(_no_case(refused))
+        but = f", and cannot be compiled for {len(refused)} others" if refused else ""
+        hint = "" if self.search else ", or let --preflight_search look for what makes it fit"
+        fitted = len(self._cases) - len(refused)
+        raise UsageError(f"the step fits none of {fitted} cases{but}; see the table and the advice{hint}")
 
 
 def _no_case(refused: Sequence[tuple[str, str]]) -> str:

@@ -1,6 +1,5 @@
 """XLA's compilers in a process of their own, with a time limit and a cache, and the versions of them that will do."""
 
-import contextlib
 import gzip
 import hashlib
 import importlib.metadata
@@ -8,19 +7,17 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
-from launcher.machine import child_process, installation
+from launcher.machine import accelerators, child_process, installation
 from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.targets import Target
@@ -32,20 +29,13 @@ _COMPILERS = {"tpu": ("libtpu", "preflight"), "gpu": ("jax-cuda12-pjrt", "gpu_pr
 _OF_CUDA_13 = "jax-cuda13-pjrt"  # which compiles as well
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
-_WORKING = ".compiling-"
 _KEPT = "HloProto"  # what the cache keeps, which older versions of it did not
-_ABANDONED_SECONDS = 86400.0
 _TAIL_LINES = 12
-# Of the environment, what changes a compilation.
-_DECIDING = ("LIBTPU_INIT_ARGS",)
+_DECIDING = "LIBTPU_INIT_ARGS"  # of the environment, what changes a compilation
 _SYMBOL = re.compile(r"@[\w.$-]+")
 # Leans on XLA: StableHLO's text writes private functions so. Noticed by tests/preflight/test_compiler.py. Then: change
 # the pattern; only the key of the compile cache is affected.
 _PRIVATE_FUNCTION = re.compile(r"func\.func private (@[\w.$-]+)")
-
-
-class OutOfTimeError(UsageError):
-    """The compiler was not done within `--preflight_timeout`."""
 
 
 class OutOfHostMemoryError(TrainingError):
@@ -81,7 +71,7 @@ def require_versions(accelerator: str = "tpu") -> dict[str, str]:
                 f"{accelerator.upper()} is needed): {_remedy(accelerator)}"
             ) from None
     for name, minimum in MINIMUM.items():
-        if name in found and _parts(found[name]) < _parts(minimum):
+        if name in found and accelerators.older(found[name], minimum):
             raise UsageError(f"--mode=preflight: {name} {found[name]} is older than {minimum}: {_remedy(accelerator)}")
     if accelerator == "gpu" and found[compiler] != found["jaxlib"]:
         raise UsageError(
@@ -98,10 +88,6 @@ def _remedy(accelerator: str) -> str:
         here = f"{platform.system()} on {platform.machine()}"
         return f"{compiler} has wheels for Linux on {' and '.join(machines)}, and this is {here}"
     return installation.jax_command(extra)
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 class Compiler:
@@ -121,8 +107,9 @@ class Compiler:
         """Compiles MLIR text for all replicas of a target, or finds what came of it before.
 
         Raises:
-          OutOfTimeError, OutOfHostMemoryError, CompilerDiedError: no answer.
-          UsageError: the compiler is not installed or its version does not fit, or the cache cannot be written.
+          OutOfHostMemoryError, CompilerDiedError: no answer.
+          UsageError: none within the time, the compiler is not installed or its version does not fit, or the cache
+            cannot be written.
         """
         request, versions = where.compile_request(), require_versions(where.accelerator)
         entry = self._cache_dir / f"{_key(stablehlo, request, versions)}.json.gz"
@@ -131,10 +118,10 @@ class Compiler:
             return Compilation(**kept, cached=True)
         try:
             self._cache_dir.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            with tempfile.TemporaryDirectory(prefix=_WORKING, dir=self._cache_dir) as folder:
-                self._run(Path(folder), stablehlo, request, where)
-                outcome = _read(Path(folder, OUTCOME))
+            with tempfile.TemporaryDirectory(prefix="compiling-") as name:
+                folder = Path(name)
+                self._run(folder, stablehlo, request, where)
+                outcome = _read(folder / OUTCOME)
                 if outcome is None:
                     raise CompilerDiedError(f"{_compiler_for(where)} left no result for {where.name}")
                 if unsupported := outcome.pop("unsupported"):
@@ -144,19 +131,13 @@ class Compiler:
                         f"--mode=preflight: {_compiler_for(where)} of these versions cannot be used ({installed}: "
                         f"{unsupported}); it was tried with {tried}"
                     )
-                with gzip.open(Path(folder, "entry"), "wt", encoding="utf-8") as file:
+                partial = entry.with_suffix(f".{os.getpid()}")
+                with gzip.open(partial, "wt", encoding="utf-8") as file:
                     json.dump(outcome, file)
-                os.replace(Path(folder, "entry"), entry)
+                partial.replace(entry)
         except OSError as error:
             raise UsageError(f"--preflight_cache={self._cache_dir}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
-
-    def _sweep(self) -> None:
-        """Deletes what processes left that were killed, as far as nobody can be at work on it any more."""
-        for folder in self._cache_dir.glob(f"{_WORKING}*"):
-            with contextlib.suppress(OSError):
-                if time.time() - folder.stat().st_mtime > max(_ABANDONED_SECONDS, 2 * self._timeout_seconds):
-                    shutil.rmtree(folder)
 
     def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Target) -> None:
         (folder / PROGRAM).write_text(stablehlo, "utf-8")
@@ -166,7 +147,7 @@ class Compiler:
             try:
                 process.wait(self._timeout_seconds)
             except subprocess.TimeoutExpired:
-                raise OutOfTimeError(
+                raise UsageError(
                     f"--preflight_timeout={self._timeout_seconds:g} was too short for {where.name}; give it more"
                 ) from None
         if process.returncode:
@@ -174,8 +155,8 @@ class Compiler:
 
 
 def _key(stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    deciding = {name: os.environ.get(name, "") for name in _DECIDING}
-    parts = [_named_by_order(stablehlo), json.dumps([_KEPT, request, versions, deciding], sort_keys=True)]
+    deciding = [_KEPT, request, versions, {_DECIDING: os.environ.get(_DECIDING, "")}]
+    parts = [_named_by_order(stablehlo), json.dumps(deciding, sort_keys=True)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

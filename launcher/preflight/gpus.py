@@ -146,13 +146,13 @@ class GpuMachines(Target):
         return {name: Constant(value=size, unit="B", source=source) for name, (size, source) in parts.items()}
 
     def compute_seconds(self, costs: Costs) -> float:
-        return sum(seconds for _, _, seconds in gpu_program.shares(costs, self.card))
+        return sum(seconds for _, seconds, _ in gpu_program.shares(costs, self.card))
 
     def compute_words(self, costs: Costs) -> str:
         shares = gpu_program.shares(costs, self.card)
-        return "; ".join(f"{amount(flops)}FLOP of {name}" for name, flops, _ in shares) + " a device"
+        return "; ".join(f"{amount(flops)}FLOP of {name}" for name, _, flops in shares) + " a device"
 
-    def wire_seconds(self, collective: Collective) -> float:
+    def link_seconds(self, collective: Collective) -> float:
         """Within hosts and between them at the same time: the longer of the two."""
         total, crossings = collective.times * collective.bytes, collective.crossings
         inside = outside = 0.0
@@ -164,7 +164,7 @@ class GpuMachines(Target):
         network = self.card.network.value if self.card.network else float("inf")
         return max(inside / self.card.link_bandwidth.value, outside / network)
 
-    def wire_words(self) -> str:
+    def link_words(self) -> str:
         words = f"over {self.card.link} at {self.card.link_bandwidth.value / 1e9:g} GB/s a GPU"
         if self.num_hosts == 1 or self.card.network is None:
             return words
@@ -219,7 +219,7 @@ def _machines(card: Card, hosts: int, gpus: int) -> GpuMachines:
     return GpuMachines(
         name=name,
         device_name=card.name,
-        wire_name="network" if hosts > 1 else card.link,
+        link_name="network" if hosts > 1 else card.link,
         topology_name=f"1x{hosts}x{gpus}",
         num_chips=hosts * gpus,
         num_replicas=hosts * gpus,

@@ -102,26 +102,21 @@ def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> 
     low = max(fitting, default=0)
     high = min((size for size in needed if size not in fitting and size > low), default=None)
     if high is None:
-        return max(low + 1, min(16 * low, _where_full(needed, low)))
+        below = max((size for size in needed if size < low), default=low)
+        guess = _where_full(needed, below, low) if needed[low] > needed[below] else 2 * low
+        return max(low + 1, min(16 * low, guess))
     if high == low + 1:
         return None
     last = list(needed)[-2:]
     stuck = len(last) == 2 and len({size in fitting for size in last}) == 1
-    guess = (low + high) // 2 if stuck or len(needed) > _TRIES_BY_LINES else _between(needed, low, high)
+    shares = {0: 0.0, **needed}
+    if stuck or len(needed) > _TRIES_BY_LINES or not shares[low] <= 1 < shares[high]:
+        guess = (low + high) // 2
+    else:
+        guess = _where_full(shares, low, high)
     return min(max(guess, low + 1), high - 1)
 
 
-def _where_full(needed: Mapping[int, float], low: int) -> int:
-    """Where the line through the two largest sizes reaches 1; twice the largest, where there is only one."""
-    below = max((size for size in needed if size < low), default=None)
-    if below is None or needed[low] <= needed[below]:
-        return 2 * low
-    return low + math.floor((1 - needed[low]) / ((needed[low] - needed[below]) / (low - below)))
-
-
-def _between(needed: Mapping[int, float], low: int, high: int) -> int:
-    if low == 0:
-        return math.floor(high / needed[high])
-    if not needed[low] <= 1 < needed[high]:
-        return (low + high) // 2
-    return low + math.floor((high - low) * (1 - needed[low]) / (needed[high] - needed[low]))
+def _where_full(needed: Mapping[int, float], size: int, larger: int) -> int:
+    """The size at which the line through two others reaches 1."""
+    return size + math.floor((larger - size) * (1 - needed[size]) / (needed[larger] - needed[size]))

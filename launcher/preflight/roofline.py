@@ -87,7 +87,7 @@ def estimate(
     bounds = {
         "compute": where.compute_seconds(costs),
         where.memory_name: where.memory_seconds(costs),
-        where.wire_name: sum(where.wire_seconds(one) for one in costs.collectives),
+        where.link_name: sum(where.link_seconds(one) for one in costs.collectives),
     }
     estimated = _estimated(costs, where)
     bound_by = max(bounds, key=lambda name: bounds[name])
@@ -114,12 +114,12 @@ def estimate(
 def _estimated(costs: Costs, where: Target) -> dict[str, float]:
     if not costs.operations or where.clock is None:
         return {}
-    found = dict.fromkeys(("compute", where.memory_name, VECTOR_UNIT, where.wire_name), 0.0)
+    found = dict.fromkeys(("compute", where.memory_name, VECTOR_UNIT, where.link_name), 0.0)
     for one in costs.operations:
         seconds, name = of_operation(one, where)
         found[name] += seconds
     waiting = [one for one in costs.collectives if one.waits]
-    found[where.wire_name] = sum(where.wire_seconds(one) + where.latency_seconds(one) for one in waiting)
+    found[where.link_name] = sum(where.link_seconds(one) + where.latency_seconds(one) for one in waiting)
     return found
 
 

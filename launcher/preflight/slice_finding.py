@@ -32,7 +32,6 @@ from launcher.step_program import lowering, op_source
 from launcher.step_program.lowering import Lowered, StepProgram
 
 _STATUS = re.compile(r"^([A-Z_]+): ")
-_LOCATION = re.compile(r'loc\("([^"]+)"(?:\("([^"]+)":(\d+))?')
 _SHOWN = 600
 
 _WITHOUT_TRITON = (
@@ -257,7 +256,7 @@ def _shareable_bytes(trainer: Trainer) -> int:
 def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:
     """The compiler's refusal of a program in words, with the place in the user's code, if known, and what to do."""
     status = _STATUS.match(error)
-    place = _named(error, module) or _location(error)
+    place = _named(error, module)
     hint = _HINTS["vmem"] if re.search(r"\bvmem\b", error, re.IGNORECASE) else _HINTS.get(status[1] if status else "")
     words = " ".join(error.split())
     words = words if len(words) <= _SHOWN else f"{words[:_SHOWN]}…"
@@ -270,12 +269,5 @@ def _named(error: str, module: Module | None) -> str:
     if module is None:
         return ""
     wanted = set(re.findall(r"%([\w.\-]+)", error))
-    instructions = (one for computation in module.computations.values() for one in computation.instructions.values())
-    return next((str(one.source) for one in instructions if one.name in wanted and str(one.source)), "")
-
-
-def _location(error: str) -> str:
-    found = _LOCATION.search(error)
-    if found is None:
-        return ""
-    return f"{found[1]} at {found[2]}:{found[3]}" if found[2] else found[1]
+    instructions = (each for computation in module.computations.values() for each in computation.instructions.values())
+    return next((str(each.source) for each in instructions if each.name in wanted and str(each.source)), "")

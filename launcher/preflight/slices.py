@@ -44,7 +44,7 @@ class Slice(Target):
 
     accelerator: ClassVar[str] = "tpu"
     memory_name: ClassVar[str] = "HBM"
-    wire_name: str = "ICI"
+    link_name: str = "ICI"
 
     chip: Chip
     shape: tuple[int, ...]  # chips along each axis
@@ -102,7 +102,7 @@ class Slice(Target):
     def compute_words(self, costs: Costs) -> str:
         return f"{amount(costs.flops)}FLOP a device"
 
-    def wire_seconds(self, collective: Collective) -> float:
+    def link_seconds(self, collective: Collective) -> float:
         """Over the links of a corner chip; all cores of a chip are taken to add up on the chip first."""
         chips = self.num_chips
         if chips == 1 or not self.links:
@@ -110,7 +110,7 @@ class Slice(Target):
         crossings = collective.crossings * (chips - 1) / chips
         return collective.times * collective.bytes * crossings / (self.links * self.chip.link_bandwidth.value)
 
-    def wire_words(self) -> str:
+    def link_words(self) -> str:
         return f"over the {self.links} {'link' if self.links == 1 else 'links'} of a corner chip"
 
     def latency_seconds(self, collective: Collective) -> float:

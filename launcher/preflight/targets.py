@@ -33,7 +33,7 @@ class Target(abc.ABC):
 
     name: str  # as its flag has it, such as "v5litepod-256" or "h100:8"
     device_name: str  # of one device, for people
-    wire_name: str  # as the bounds call what connects its devices, such as "ICI"
+    link_name: str  # as the bounds call what connects its devices, such as "ICI"
     topology_name: str  # as its compiler calls it
     num_chips: int
     num_replicas: int
@@ -91,11 +91,11 @@ class Target(abc.ABC):
         return costs.hbm_bytes / self.memory_bandwidth
 
     @abc.abstractmethod
-    def wire_seconds(self, collective: Collective) -> float:
+    def link_seconds(self, collective: Collective) -> float:
         """Seconds that one collective needs at least, all its turns together."""
 
     @abc.abstractmethod
-    def wire_words(self) -> str:
+    def link_words(self) -> str:
         """What the collectives go over, such as "over the 2 links of a corner chip"."""
 
     @abc.abstractmethod

@@ -4,55 +4,23 @@ import contextlib
 import io
 import os
 import shutil
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TextIO
 
 import numpy as np
 
 from launcher.errors import UsageError
 
 
-class AnswersFile(Protocol):
-    """Where answers go, in the order of their records."""
-
-    def append(self, answers: Any) -> None:
-        """Adds what `Inputs.answers` gave for some records."""
-
-    def finish(self) -> None:
-        """Puts the answers in their place."""
-        return
+def write_lines(file: TextIO, answers: Sequence[str]) -> None:
+    """Writes a line a record, at once."""
+    file.writelines(f"{line}\n" for line in answers)
+    file.flush()
 
 
-class Printed(AnswersFile):
-    """A line a record, on standard output."""
-
-    def __init__(self) -> None:
-        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-
-    def append(self, answers: Sequence[str]) -> None:
-        sys.stdout.writelines(f"{line}\n" for line in answers)
-        sys.stdout.flush()
-
-
-class AnswerLines(AnswersFile):
-    """A line a record, in the folder of the partial output until it is put at `path`."""
-
-    def __init__(self, folder: Path, path: str):
-        self._partial, self._path = folder / "answers", path
-        self._file = open(self._partial, "w", encoding="utf-8")  # noqa: SIM115 - closed by finish
-
-    def append(self, answers: Sequence[str]) -> None:
-        self._file.writelines(f"{line}\n" for line in answers)
-
-    def finish(self) -> None:
-        self._file.close()
-        os.replace(self._partial, self._path)
-
-
-class AnswerArrays(AnswersFile):
+class AnswerArrays:
     """A row a record of one array each output: a .npy file of one, a .npz file of any number.
 
     The folder of the partial output gets a .npy file an output: its header, for so many rows, then the rows so far.
@@ -63,6 +31,7 @@ class AnswerArrays(AnswersFile):
         self._names: list[str] = []
 
     def append(self, answers: Mapping[str, np.ndarray]) -> None:
+        """Adds the answers to some records, in their order."""
         self._names = self._names or list(answers)
         if self._path.endswith(".npy") and len(self._names) > 1:
             raise UsageError(f"--output={self._path}: name a .npz file for {', '.join(self._names)}")
@@ -73,6 +42,7 @@ class AnswerArrays(AnswersFile):
                 file.write(np.ascontiguousarray(array).tobytes())
 
     def finish(self) -> None:
+        """Puts the answers in their place."""
         if self._path.endswith(".npy"):
             os.replace(self._folder / "0.npy", self._path)
             return

@@ -11,8 +11,8 @@ import tensorflow as tf
 from launcher.errors import UsageError, user_code
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.serving import interface, model_file, trained
-from launcher.serving.weights import Weights
+from launcher.serving import interface, model_file
+from launcher.serving.weights import Weights, trained
 from launcher.step.layers import layers_of
 
 
@@ -104,12 +104,8 @@ def _keras_file(made: Session, weights: Weights, folder: str) -> None:
                 f"--export_format=keras: Keras cannot save this model: {user_code.summary(error).rstrip('.')}; give "
                 "its own classes a get_config(), or use --export_format=saved_model"
             ) from error
-        _copy(path, folder)
-
-
-def _copy(path: str, folder: str) -> None:
-    tf.io.gfile.makedirs(folder)
-    tf.io.gfile.copy(path, os.path.join(folder, os.path.basename(path)), overwrite=True)
+        tf.io.gfile.makedirs(folder)
+        tf.io.gfile.copy(path, os.path.join(folder, model_file.MODEL_FILE), overwrite=True)
 
 
 WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {"saved_model": _saved_model, "keras": _keras_file}

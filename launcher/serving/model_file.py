@@ -21,7 +21,7 @@ from launcher.run import loading, session
 from launcher.run.plan import policy_of
 from launcher.run.recipe import Recipe
 from launcher.run.start import assets
-from launcher.serving import checkpoints_of, weights
+from launcher.serving import weights
 from launcher.serving.weights import Weights
 from launcher.tasks.keras_private import forget_names
 
@@ -49,7 +49,7 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
         return f"{MODEL_FILE} was not written: there is no checkpoint in {model_dir}"
     chosen = weights.read(store, step, model, averaged=averaged)
     of = f"the weights of step {step}{' (averaged)' if chosen.averaged else ''}"
-    with weights.saved_in_place(model, chosen.arrays):
+    with weights.lent(model, chosen.arrays):
         try:
             _written(os.path.join(model_dir, MODEL_FILE), lambda path: save_keras(model, path, which, chosen))
             return f"{MODEL_FILE} holds the model with {of}"
@@ -106,7 +106,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
         raise UsageError(f"launcher.load: there is no folder {model_dir}")
     if keras.backend.backend() != "tensorflow":
         raise UsageError(f"launcher.load: Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow first")
-    store = checkpoints_of(model_dir)
+    store = weights.checkpoints_of(model_dir)
     step = weights.step_of(store, which)
     path = os.path.join(model_dir, MODEL_FILE)
     held = _about(path)

@@ -14,12 +14,19 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.serving import answers_file, trained
-from launcher.serving.answers_file import AnswersFile
-from launcher.serving.array_rows import ARRAY_SUFFIXES, Arrays
-from launcher.serving.image_files import IMAGE_SUFFIXES, Images
-from launcher.serving.inputs import Inputs, check_readable, is_pattern
-from launcher.serving.text_lines import Lines, Texts
+from launcher.serving import answers_file
+from launcher.serving.inputs import (
+    ARRAY_SUFFIXES,
+    IMAGE_SUFFIXES,
+    Arrays,
+    Images,
+    Inputs,
+    Lines,
+    Texts,
+    check_readable,
+    is_pattern,
+)
+from launcher.serving.weights import trained
 from launcher.tasks.base import ReadsImages, ReadsLines
 
 _PROGRESS_SECONDS = 10.0
@@ -52,14 +59,18 @@ def run(
     records.prepare(made)
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:
-        _answer_all(made, records, answers_file.Printed())
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        _answer_all(made, records, functools.partial(answers_file.write_lines, sys.stdout))
         return
     with answers_file.partial_folder(output_path) as folder:
         if isinstance(records, Arrays):
-            output: AnswersFile = answers_file.AnswerArrays(folder, output_path, records.total)
-        else:
-            output = answers_file.AnswerLines(folder, output_path)
-        _answer_all(made, records, output)
+            arrays = answers_file.AnswerArrays(folder, output_path, len(records.records))
+            _answer_all(made, records, arrays.append)
+            arrays.finish()
+            return
+        with open(folder / "answers", "w", encoding="utf-8") as file:
+            _answer_all(made, records, functools.partial(answers_file.write_lines, file))
+        os.replace(folder / "answers", output_path)
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
@@ -96,33 +107,22 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
         raise UsageError(f"--output={output_path}: its folder does not exist")
 
 
-def _answer_all(made: Session, records: Inputs, output: AnswersFile) -> None:
+def _answer_all(made: Session, records: Inputs, append: Callable[[Any], None]) -> None:
+    """Gives `append` the answers to all records, and says every few seconds how far it is."""
     size, done = made.plan.eval_batch_size, 0
-    write, progress = writer(made, records.answer), _Progress(records.total)
+    write = writer(made, records.answer)
+    total = "" if records.records is None else f" of {len(records.records):,}"
+    began = told = time.monotonic()
     for batch in records.batches(size):
         # Padded to one size, so that the last batch needs no program of its own.
         rows = 1 if len(batch) == made.trainer.num_replicas == 1 else size
-        inputs, damaged = records.encode(batch, rows)
-        outputs = write(inputs) if inputs else None
-        output.append(records.answers(batch, outputs, damaged))
+        inputs = records.encode(batch, rows)
+        append(records.answers(batch, write(inputs) if inputs else None))
         done += len(batch)
-        progress.tell(done)
-    output.finish()
+        if (now := time.monotonic()) - told >= _PROGRESS_SECONDS:
+            told = now
+            sys.stderr.write(f"answered {done:,}{total}, {done / (now - began):.3g}/s\n")
     sys.stderr.writelines(f"{remark}\n" for remark in records.remarks())
-
-
-class _Progress:
-    """Says every few seconds how far it is."""
-
-    def __init__(self, total: int | None):
-        self._of = "" if total is None else f" of {total:,}"
-        self._began = self._told = time.monotonic()
-
-    def tell(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._told >= _PROGRESS_SECONDS:
-            self._told = now
-            sys.stderr.write(f"answered {done:,}{self._of}, {done / (now - self._began):.3g}/s\n")
 
 
 def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callable:

@@ -1,16 +1,19 @@
-"""Which weights of a run are served: those of the best checkpoint or of the last, averaged or not."""
+"""Weights of a run that are served: those of the best checkpoint or of the last, averaged or not."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping
 
 import keras
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore
-from launcher.machine.array_parts import Source
-from launcher.step import layers
+from launcher.errors import UsageError
+from launcher.machine.array_parts import Source, value_of
+from launcher.run import session
+from launcher.run.plan import RunPlan
+from launcher.run.start import assets
 from launcher.step.state import AVERAGES, MODEL, average_of, weight_names
 
 
@@ -58,49 +61,46 @@ def put(model: keras.Model, arrays: Mapping[str, Source]) -> None:
 
 
 @contextlib.contextmanager
-def saved_in_place(model: keras.Model, arrays: Mapping[str, Source]) -> Iterator[None]:
-    """Inside the block Keras saves the model with these weights: each layer has them while its own are saved.
+def lent(model: keras.Model, arrays: Mapping[str, Source]) -> Iterator[None]:
+    """Inside the block a model has weights by their names in a checkpoint, afterwards its own again.
 
-    So no more than the weights of a layer are in memory besides the model's.
+    Its own lie in the host's memory meanwhile: a device may have no room for both.
     """
-    names = {id(variable): name for name, variable in weight_names(model).items()}
-    saved: set[int] = set()
-    with contextlib.ExitStack() as after:
-        for placed in layers.walk(model):
-            found: dict[str, Any] = {}
-            placed.layer.save_own_variables(found)
-            own = [one for one in found.values() if id(one) in names]
-            if len(own) < len(found):  # it saves what it makes of them
-                own = [one for one in placed.layer.weights if id(one) in names]
-            saved |= {id(one) for one in own}
-            vars(placed.layer)["save_own_variables"] = _saving(placed.layer, own, names, arrays)
-            after.callback(vars(placed.layer).pop, "save_own_variables")
-        after.enter_context(_lent([one for one in model.weights if id(one) not in saved], names, arrays))
-        yield
-
-
-def _saving(
-    layer: keras.layers.Layer, own: Sequence[keras.Variable], names: Mapping[int, str], arrays: Mapping[str, Source]
-) -> Callable[[Any], None]:
-    save = layer.save_own_variables
-
-    def save_own_variables(store: Any) -> None:
-        with _lent(own, names, arrays):
-            save(store)
-
-    return save_own_variables
-
-
-@contextlib.contextmanager
-def _lent(
-    variables: Sequence[keras.Variable], names: Mapping[int, str], arrays: Mapping[str, Source]
-) -> Iterator[None]:
-    """Inside the block variables have these values, afterwards their own again, which are not copied."""
-    before = [(one, tf.convert_to_tensor(one.value)) for one in variables]
-    for one in variables:
-        one.assign(arrays[names[id(one)]](None))
+    weights = weight_names(model).items()
+    before = {name: value_of(tf.convert_to_tensor(variable.value).numpy()) for name, variable in weights}
+    put(model, arrays)
     try:
         yield
     finally:
-        for one, value in before:
-            one.assign(value)
+        put(model, before)
+
+
+def checkpoints_of(model_dir: str) -> CheckpointStore:
+    """The checkpoints of a run, to be read."""
+    return CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
+
+
+def trained(
+    plan: RunPlan, model_dir: str, mode: str, build: Callable[[RunPlan], session.Session] | None = None
+) -> tuple[session.Session, Weights]:
+    """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
+
+    The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
+    checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe, and
+    for several workers, or replicas without what builds a session on several.
+    """
+    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and build is None):
+        where = "in one process" if build else "in one process on one device"
+        raise UsageError(
+            f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
+            f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
+        )
+    store = checkpoints_of(model_dir)
+    step = step_of(store, "best")
+    if step is None:
+        raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
+    plan.recipe.task.use_assets(assets.read(model_dir))
+    made = (build or session.build)(plan)
+    found = read(store, step, made.model, averaged=plan.recipe.evaluate_ema)
+    made.trainer.state.restore(found.arrays)
+    return made, found

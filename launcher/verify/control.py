@@ -33,8 +33,7 @@ from launcher.optimizers import Optimizer
 from launcher.optimizers.several import Part
 from launcher.run.session import Session
 from launcher.step.layers import group_sizes, layers_of
-from launcher.verify.compare import EXACT, Deviation
-from launcher.verify.record import Record
+from launcher.verify.compare import EXACT, Deviation, Record
 
 FACTOR = 4.0
 """How many times the control's deviation still counts as rounding: two runs of the same rounding differ by 2 or so."""
@@ -142,7 +141,7 @@ class Control:
         return all(one.within or (one.value or 0.0) <= FACTOR * own[one.quantity] for one in found)
 
 
-def judge(deviations: tuple[Deviation, ...], baseline: Record) -> Control:
+def of(deviations: tuple[Deviation, ...], baseline: Record) -> Control:
     """The control with these deviations."""
     if may_be_rounding(deviations, baseline):
         return Control(deviations=deviations)

@@ -23,9 +23,13 @@ _POLL_SECONDS = 0.05
 class Refused(Exception):
     """The recipe cannot be built on this topology; the text is the reason."""
 
+    outcome = "not applicable"
+
 
 class Died(Exception):
     """A process ended badly or not in time; the text says how, with the last lines it printed."""
+
+    outcome = "failed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,19 +39,16 @@ class TrainingJob:
     Attributes:
       folder: where `record_path` and `refusal_path` are.
       control: whether this is the control; see `launcher.verify.control`.
-      engine: of JAX there is no strategy.
     """
 
     gin_files: tuple[str, ...]
     gin_params: tuple[str, ...]
     seed: int
     deterministic: bool
-    strategy: str | None
-    replicas: int | None
+    topology: Topology
     steps: int
     folder: str
     control: bool = False
-    engine: str = "tensorflow"
 
     @property
     def path(self) -> Path:
@@ -67,10 +68,11 @@ class TrainingJob:
 
 def read_job(path: str) -> TrainingJob:
     """The job that `run` wrote."""
-    return TrainingJob(**json.loads(Path(path).read_text("utf-8")))
+    content = json.loads(Path(path).read_text("utf-8"))
+    return TrainingJob(**{**content, "topology": Topology(**content["topology"])})
 
 
-def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
+def run(job: TrainingJob, *, num_gpus: int, timeout_seconds: float) -> list[Path]:
     """Runs a topology's processes to their end, on so many GPUs of this machine or, for 0, on logical CPU devices.
 
     Returns:
@@ -81,15 +83,14 @@ def run(job: TrainingJob, topology: Topology, *, num_gpus: int, timeout_seconds:
       Died: one ended badly, or they did not end in time.
     """
     job.path.write_text(json.dumps(dataclasses.asdict(job)), "utf-8")
-    deadline = time.monotonic() + timeout_seconds
     command = [sys.executable, "-m", "launcher.verify.worker", str(job.path)]
     with contextlib.ExitStack() as all_running:
         processes = [
             all_running.enter_context(child_process.running(command, log=job.log_path(rank), environ=environ))
-            for rank, environ in enumerate(environments(topology, os.environ, num_gpus=num_gpus))
+            for rank, environ in enumerate(environments(job.topology, os.environ, num_gpus=num_gpus))
         ]
-        _wait(job, processes, deadline, timeout_seconds)
-    return [job.record_path(rank) for rank in range(topology.workers)]
+        _wait(job, processes, timeout_seconds)
+    return [job.record_path(rank) for rank in range(job.topology.workers)]
 
 
 def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: int) -> list[dict[str, str]]:
@@ -103,40 +104,35 @@ def environments(topology: Topology, environ: Mapping[str, str], *, num_gpus: in
         return [base]
     addresses = [f"127.0.0.1:{port}" for port in free_ports(topology.workers)]
     visible = nvidia.names(environ) or [*map(str, range(topology.workers))]
-    found = []
-    for rank in range(topology.workers):
-        gpu = {nvidia.VARIABLE: visible[rank]} if num_gpus else {}
-        found.append({**base, **gpu, **tf_config.of_worker(addresses, rank)})
-    return found
+    gpus = [{nvidia.VARIABLE: name} for name in visible] if num_gpus else [{}] * topology.workers
+    return [{**base, **gpus[rank], **tf_config.of_worker(addresses, rank)} for rank in range(topology.workers)]
 
 
-def _wait(job: TrainingJob, processes: list[subprocess.Popen[bytes]], deadline: float, timeout_seconds: float) -> None:
-    while True:
-        codes = [process.poll() for process in processes]
+def _wait(job: TrainingJob, processes: list[subprocess.Popen[bytes]], timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while any(codes := [process.poll() for process in processes]) or None in codes:
         for rank, code in enumerate(codes):
             if code:
-                raise _failure(job, rank, code, of=len(processes))
-        if all(code == 0 for code in codes):
-            return
+                raise _failure(job, rank, code)
         if time.monotonic() > deadline:
-            late = next(rank for rank, code in enumerate(codes) if code is None)
+            late = codes.index(None)
             raise Died(
-                f"{_named(late, len(processes))} did not end within verify.timeout_seconds = {timeout_seconds:g}"
+                f"{_named(job, late)} did not end within verify.timeout_seconds = {timeout_seconds:g}"
                 f"{child_process.last_words(_printed(job, late), _TAIL_LINES)}"
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _failure(job: TrainingJob, rank: int, code: int, *, of: int) -> Exception:
+def _failure(job: TrainingJob, rank: int, code: int) -> Exception:
     refusal = job.refusal_path(rank)
     if code == EXIT_USAGE and refusal.exists():
         return Refused(refusal.read_text("utf-8"))
     how, words = child_process.describe_end(code, _printed(job, rank), count=_TAIL_LINES)
-    return Died(f"{_named(rank, of)} ended with {how}{words}")
+    return Died(f"{_named(job, rank)} ended with {how}{words}")
 
 
-def _named(rank: int, of: int) -> str:
-    return f"worker {rank}" if of > 1 else "its process"
+def _named(job: TrainingJob, rank: int) -> str:
+    return f"worker {rank}" if job.topology.workers > 1 else "its process"
 
 
 def _printed(job: TrainingJob, rank: int) -> list[str]:

@@ -103,6 +103,11 @@ class Topology:
             return "multi_worker"
         return "mirrored" if self.replicas > 1 else "one_device"
 
+    @property
+    def local_replicas(self) -> int | None:
+        """The `--replicas` that makes it; None where its strategy has one alone."""
+        return self.replicas if self.replicas > 1 or self.engine == KIND else None
+
 
 ONE_REPLICA = Topology()
 

@@ -7,12 +7,13 @@ from typing import Any, TextIO
 from launcher.reporting.console import Console, show_table
 from launcher.verify.compare import EXACT, QUANTITIES, Deviation, tolerance_of
 from launcher.verify.control import FACTOR, Control
+from launcher.verify.processes import Died, Refused
 from launcher.verify.settings import Tolerances, Topology
 
 # What the table, which fits into 80 characters, has room for.
 _SHORT = {"amplified rounding": "rounding"}
 _STYLES = {
-    "verdict": "bold", "within": "bold green", "rounding": "bold green", "not applicable": "yellow",
+    "result": "bold", "within": "bold green", "rounding": "bold green", "not applicable": "yellow",
     "EXCEEDED": "bold red", "failed": "bold red",
 }  # fmt: skip
 
@@ -22,23 +23,21 @@ class Result:
     """What became of one topology.
 
     Attributes:
-      deviations: its distance from one replica; empty when it could not be had:
-      refused: the reason why the recipe cannot be built on it, or
-      died: how its processes ended.
+      deviations: its distance from one replica; empty when it could not be had.
+      failure: why it could not.
       control: what rounding alone does to this training, where that had to be asked.
     """
 
     topology: Topology
     seconds: float
     deviations: tuple[Deviation, ...] = ()
-    refused: str | None = None
-    died: str | None = None
+    failure: Refused | Died | None = None
     control: Control | None = None
 
     @property
     def within(self) -> bool:
         """Whether every deviation is within its tolerance."""
-        return self.died is None and all(deviation.within for deviation in self.deviations)
+        return not isinstance(self.failure, Died) and all(deviation.within for deviation in self.deviations)
 
     @property
     def is_rounding(self) -> bool:
@@ -51,11 +50,10 @@ class Result:
         return self.within or self.is_rounding
 
     @property
-    def verdict(self) -> str:
-        if self.refused is not None:
-            return "not applicable"
-        if self.died is not None:
-            return "failed"
+    def outcome(self) -> str:
+        """In a word or two."""
+        if self.failure is not None:
+            return self.failure.outcome
         if self.is_rounding:
             return "amplified rounding"
         return "within" if self.within else "EXCEEDED"
@@ -63,17 +61,15 @@ class Result:
     @property
     def remarks(self) -> list[str]:
         """What the table has no room for, a line each."""
-        if self.refused is not None:
-            return [f"{self.topology.name}: not applicable: {self.refused}"]
-        if self.died is not None:
-            return [f"{self.topology.name}: {self.died}"]
-        verdict = "amplified rounding: " if self.is_rounding else ""
+        if self.failure is not None:
+            return [f"{self.topology.name}: {self.outcome}: {self.failure}"]
+        prefix = "amplified rounding: " if self.is_rounding else ""
         own = {one.quantity: one.text for one in self.control.deviations} if self.control is not None else {}
         lines = []
         for one in self.deviations:
             if not one.within:
                 beside = f"; the control is off by {own[one.quantity]}" if one.quantity in own else ""
-                lines.append(f"{self.topology.name}: {verdict}{one.sentence}{beside}")
+                lines.append(f"{self.topology.name}: {prefix}{one.sentence}{beside}")
         return lines
 
 
@@ -82,9 +78,9 @@ def show(results: Sequence[Result], tolerances: Tolerances, console: Console, st
 
     A row for each quantity and a column for each topology, which fits into 80 characters.
     """
-    verdicts = [_SHORT.get(result.verdict, result.verdict) for result in results]
+    outcomes = [_SHORT.get(result.outcome, result.outcome) for result in results]
     show_table(
-        _rows(results, tolerances), console, stream, totals=["verdict", "", *verdicts],
+        _rows(results, tolerances), console, stream, totals=["result", "", *outcomes],
         style=lambda cell: "red" if cell.endswith("!") else _STYLES.get(cell, ""),
     )  # fmt: skip
     for result in results:
@@ -113,8 +109,8 @@ def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
         {
             "topology": result.topology.name,
             **dataclasses.asdict(result.topology),
-            "verdict": result.verdict.lower(),
-            "reason": result.refused or result.died,
+            "verdict": result.outcome.lower(),
+            "reason": result.failure and str(result.failure),
             "seconds": round(result.seconds, 1),
             "deviations": _deviations_as_json(result.deviations),
         }

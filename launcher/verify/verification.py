@@ -21,11 +21,10 @@ from launcher.reporting.summary import versions
 from launcher.run import loading
 from launcher.run.plan import check_engine
 from launcher.verify import control as control_lib
-from launcher.verify import processes, record, table
-from launcher.verify.compare import Deviation, compare, not_finite
+from launcher.verify import processes, table
+from launcher.verify.compare import Deviation, Record, compare, load_record, not_finite
 from launcher.verify.control import Control
 from launcher.verify.processes import Died, Refused, TrainingJob
-from launcher.verify.record import Record
 from launcher.verify.settings import ONE_REPLICA, Tolerances, Topology, VerifySettings, for_policy
 from launcher.verify.table import Result
 
@@ -103,8 +102,8 @@ class Verification:
         results = [dataclasses.replace(one, control=control) if one in suspects else one for one in results]
         table.show(results, self.tolerances, self._console)
         self._write(model_dir, results, control)
-        judge(results)
-        compared = sum(result.refused is None for result in results)
+        check(results)
+        compared = sum(not isinstance(result.failure, Refused) for result in results)
         self._console.note(
             f"verified: {compared} of {len(results)} topologies train as one replica does over {self.steps} steps in "
             f"{self.plan.policy}"
@@ -139,15 +138,13 @@ class Verification:
     def _compare(self, topology: Topology, baseline: Record, folder: Path) -> Result:
         started = time.monotonic()
         deviations: tuple[Deviation, ...] = ()
-        refused = died = None
+        failure: Refused | Died | None = None
         try:
             deviations = compare(baseline, self._train(topology, folder), self.tolerances)
-        except Refused as refusal:
-            refused = str(refusal)
-        except Died as death:
-            died = str(death)
+        except (Refused, Died) as error:
+            failure = error
         seconds = time.monotonic() - started
-        result = Result(topology=topology, seconds=seconds, deviations=deviations, refused=refused, died=died)
+        result = Result(topology=topology, seconds=seconds, deviations=deviations, failure=failure)
         self._console.note(f"{topology.name}: {seconds:.0f} s{_so_far(result)}")
         return result
 
@@ -160,7 +157,7 @@ class Verification:
             found = self._train(ONE_REPLICA, folder, control=True)
         except (Refused, Died) as failure:
             return Control(void=f"it failed: {failure}")
-        control = control_lib.judge(compare(baseline, found, self.tolerances), baseline)
+        control = control_lib.of(compare(baseline, found, self.tolerances), baseline)
         figures = ", ".join(f"{one.quantity} {one.text}" for one in control.deviations if one.value is not None)
         self._console.note(
             f"control (one replica, the rows of each batch permuted, gradients rounded once more): "
@@ -177,16 +174,14 @@ class Verification:
             gin_params=(*self.gin_params, *changes),
             seed=self.plan.seed,
             deterministic=self.plan.deterministic,
-            strategy=topology.strategy,
-            engine=topology.engine,
-            replicas=topology.replicas if topology.replicas > 1 or topology.strategy is None else None,
+            topology=topology,
             steps=self.steps,
             folder=str(folder / ("control" if control else topology.name.replace(" ", "-"))),
             control=control,
         )
         os.mkdir(job.folder)
-        paths = processes.run(job, topology, num_gpus=self._num_gpus, timeout_seconds=self.settings.timeout_seconds)
-        found = record.load(paths)
+        paths = processes.run(job, num_gpus=self._num_gpus, timeout_seconds=self.settings.timeout_seconds)
+        found = load_record(paths)
         for path in paths:  # the state of a large model, which only the comparison at hand needs
             path.unlink()
         return found
@@ -226,21 +221,20 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def judge(results: Sequence[Result]) -> None:
+def check(results: Sequence[Result]) -> None:
     """Ends the verification with an error if anything speaks against it.
 
     Raises:
       UsageError: nothing could be compared.
       TrainingError: a topology failed or deviates; the message names the worst offender.
     """
-    if all(result.refused is not None for result in results):
+    if all(isinstance(result.failure, Refused) for result in results):
         raise UsageError("no other topology can be built for this recipe, so nothing was verified; see the reasons")
     failed = [result for result in results if not result.verified]
     if not failed:
         return
-    died = [result for result in failed if result.died is not None]
-    if died:
-        raise TrainingError(f"not verified: {died[0].topology.name} failed; its last words are above")
+    if died := [result.topology.name for result in failed if result.failure]:
+        raise TrainingError(f"not verified: {died[0]} failed; its last words are above")
     offenders = [(one, result) for result in failed for one in result.deviations if not one.within]
     worst, result = max(offenders, key=lambda pair: pair[0].excess)
     raise TrainingError(
@@ -286,9 +280,9 @@ def _about_rounding(results: Sequence[Result]) -> list[str]:
 
 def _so_far(result: Result) -> str:
     """Describes a topology before the control, which is trained last and only where it is needed."""
-    if result.within and result.refused is None:
-        return ""
-    return ", out of tolerance" if result.deviations else f", {result.verdict}"
+    if result.deviations:
+        return "" if result.within else ", out of tolerance"
+    return f", {result.outcome}"
 
 
 def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], engine: str) -> tuple[int, str]:

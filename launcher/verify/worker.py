@@ -24,8 +24,8 @@ from launcher.step.state import plain  # noqa: E402
 from launcher.step.trainer import StepRecords  # noqa: E402
 from launcher.tasks.base import Decodes, folded, metric_results  # noqa: E402
 from launcher.verify import control  # noqa: E402
+from launcher.verify.compare import STEP_ARRAYS, Record, digest  # noqa: E402
 from launcher.verify.processes import TrainingJob, read_job  # noqa: E402
-from launcher.verify.record import STEP_ARRAYS, Record, digest  # noqa: E402
 from launcher.verify.settings import VerifySettings  # noqa: E402
 
 # Of the environment, only this may say where the process stands and what it may use.
@@ -54,13 +54,13 @@ def main(argv: list[str]) -> int:
 def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, Iterator]:
     resolved = loading.Machine(
         environ=environ,
-        strategy=job.strategy,
-        replicas=job.replicas,
+        strategy=job.topology.strategy,
+        replicas=job.topology.local_replicas,
         seed=job.seed,
         deterministic=job.deterministic,
-        engine=job.engine,
+        engine=job.topology.engine,
     ).resolve(job.gin_files, job.gin_params)
-    if job.engine == jax_devices.KIND:
+    if job.topology.engine == jax_devices.KIND:
         from launcher.step_program import pjrt_engine  # with JAX, which need not be there
 
         built = pjrt_engine.build(resolved, compile_cache=None, from_chief=False)

@@ -6,9 +6,10 @@ import os
 import resource
 import subprocess
 
+import psutil
 import pytest
 
-from launcher.doctor import folder, host
+from launcher.doctor import host
 from launcher.doctor.check import Context, Skip
 
 
@@ -63,9 +64,10 @@ def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):
     assert f"OMP_NUM_THREADS={many} is more than there are" in found.seen
 
 
-def test_memory_is_what_the_container_leaves_without_files_that_can_be_dropped(tmp_path):
-    gib, meminfo = 2**30, "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n"
-    context = system(tmp_path, proc__meminfo=meminfo, proc__self__cgroup="0::/app\n", sys__fs__cgroup__app__x="")
+def test_memory_is_what_the_container_leaves_without_files_that_can_be_dropped(tmp_path, monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: (32 * gib, 24 * gib))
+    context = system(tmp_path, proc__self__cgroup="0::/app\n", sys__fs__cgroup__app__x="")
     assert only(host.memory(context)).status == "ok"
     group = tmp_path / "sys/fs/cgroup/app"
     (group / "memory.max").write_text(str(4 * gib))
@@ -127,7 +129,7 @@ def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mo
 
 
 def check_dir(path):
-    return only(folder.model_dir(Context(environ={}, model_dir=str(path))))
+    return only(host.model_dir(Context(environ={}, model_dir=str(path))))
 
 
 def test_a_folder_that_can_be_written_has_its_room_told_and_is_left_as_it_was(tmp_path):

@@ -14,7 +14,6 @@ from launcher.doctor import child, collective, tensorflow_checks
 from launcher.doctor import packages as packages_lib
 from launcher.doctor.check import Context
 from launcher.doctor.child import Answer, ChildResult
-from launcher.doctor.packages import InstalledPackage, InstalledPackages
 from launcher.machine import accelerators
 
 TENSORFLOW = "tensorflow,devices,gpus,recipe,data"
@@ -123,7 +122,7 @@ def test_a_crash_after_the_import_is_told_from_one_within_it(tmp_path):
     answer = Answer(topic="import", values={**imported, "resident_bytes": 2**29, "file": "/site/tensorflow/init.py"})
     after = list(tensorflow_checks.tensorflow(context(outcome(answer, CPU, returncode=-11, log="driver"), tmp_path)))
     assert [(one.status, one.exit_code) for one in after] == [("ok", 0), ("fail", 70)]
-    assert "after 'build' its process was ended by SIGSEGV\n| driver" in after[1].seen
+    assert "after 'build' its process ended with signal SIGSEGV\n  | driver" in after[1].seen
     (within,) = tensorflow_checks.tensorflow(context(outcome(returncode=-4), tmp_path))
     assert (within.status, within.exit_code) == ("fail", 64)
     assert "SIGILL" in within.seen
@@ -195,8 +194,8 @@ def cudnn(monkeypatch):
     """cudnn(version): has nvidia-cudnn-cu12 of this version installed; None for none."""
 
     def install(version):
-        packages = [] if version is None else [InstalledPackage(name="nvidia-cudnn-cu12", version=version)]
-        monkeypatch.setattr(packages_lib, "installed", lambda: InstalledPackages(packages))
+        packages = {} if version is None else {"nvidia-cudnn-cu12": version}
+        monkeypatch.setattr(packages_lib, "installed", lambda: packages)
 
     return install
 
@@ -316,7 +315,7 @@ def test_a_collective_that_stands_still_says_how_far_it_got_and_may_be_tried_aga
     for part in ("with 4 replicas", "did not end within 120 s", "last words", "4 KiB in 1 ms"):
         assert part in stuck.seen
     never = collective.collective_finding(outcome(returncode=-9), workers=4)
-    assert "before the strategy was made, the test was ended by SIGKILL" in never.seen
+    assert "before the strategy was made, the test ended with signal SIGKILL" in never.seen
 
 
 def test_the_bandwidth_is_counted_as_nccl_tests_do_and_warned_of_below_gigabit_ethernet():

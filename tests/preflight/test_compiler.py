@@ -18,7 +18,7 @@ from launcher.errors import EXIT_FAILED, EXIT_USAGE, UsageError
 from launcher.preflight import compiler as compiler_lib
 from launcher.preflight import gpus, slices
 from launcher.preflight.compiled import gpu_program, hbm, hlo
-from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError, OutOfTimeError
+from launcher.preflight.compiler import CompilerDiedError, OutOfHostMemoryError
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_the_memory_of_each_generation_is_what_its_compiler_says(compiled):
 def test_a_compiler_that_is_not_done_in_time_is_ended(tmp_path):
     before = {*psutil.Process().children(recursive=True)}
     made = make(tmp_path, child="import time; time.sleep(600)", timeout_seconds=0.3)
-    with pytest.raises(OutOfTimeError, match=r"--preflight_timeout=0.3.*v5litepod-4") as refusal:
+    with pytest.raises(UsageError, match=r"--preflight_timeout=0.3.*v5litepod-4") as refusal:
         made.compile("program", WHERE)
     assert refusal.value.exit_code == EXIT_USAGE
     assert {*psutil.Process().children(recursive=True)} <= before

@@ -208,7 +208,7 @@ def test_the_compilers_estimate_is_the_step_and_names_what_fills_neither_memory_
 
 def test_one_chip_has_nobody_to_exchange_with_and_cores_of_a_chip_share_its_peaks():
     reduction = costs.Collective(kind="all-reduce", bytes=10**9, times=1, dtypes=("f32",), source=hlo.OpSource())
-    assert slices.find("v5litepod-1").wire_seconds(reduction) == 0
+    assert slices.find("v5litepod-1").link_seconds(reduction) == 0
     chip = slices.find("v3-8").chip
     assert chip.device_peak_flops == pytest.approx(123e12 / 2)
     assert chip.device_hbm_bandwidth == pytest.approx(900e9 / 2)

@@ -200,11 +200,11 @@ def test_an_operation_that_no_gpu_has_is_a_refusal_not_a_missing_assembler(compi
 
 def test_a_collective_takes_its_time_within_hosts_or_between_them():
     reduction = Collective(kind="all-reduce", bytes=10**9, times=2, dtypes=("f32",), source=hlo.OpSource())
-    assert gpus.find("a100-80:1").wire_seconds(reduction) == 0
-    assert gpus.find("a100-80:8").wire_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 300e9)
+    assert gpus.find("a100-80:1").link_seconds(reduction) == 0
+    assert gpus.find("a100-80:8").link_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 300e9)
     # Switches of H100s add up: the bytes go over each GPU's links once.
-    assert gpus.find("h100:8").wire_seconds(reduction) == pytest.approx(2 * 1e9 / 450e9)
-    assert gpus.find("a100-80:8x8").wire_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 200e9)
+    assert gpus.find("h100:8").link_seconds(reduction) == pytest.approx(2 * 1e9 / 450e9)
+    assert gpus.find("a100-80:8x8").link_seconds(reduction) == pytest.approx(2 * 2 * 7 / 8 * 1e9 / 200e9)
 
 
 def test_products_that_tensor_cores_cannot_take_are_named_with_the_reason():

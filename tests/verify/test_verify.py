@@ -17,10 +17,9 @@ from building import build_session
 
 from launcher.errors import TrainingError, UsageError
 from launcher.reporting.console import make_console
-from launcher.verify import control, processes, record, table, verification
-from launcher.verify.compare import QUANTITIES, compare, not_finite
+from launcher.verify import control, processes, table, verification
+from launcher.verify.compare import QUANTITIES, Record, compare, digest, load_record, not_finite
 from launcher.verify.processes import Died, Refused, TrainingJob
-from launcher.verify.record import Record, digest
 from launcher.verify.settings import Tolerances, Topology, VerifySettings, for_policy
 
 pytestmark = pytest.mark.slow
@@ -178,13 +177,13 @@ def test_records_of_several_processes_come_back_as_one(tmp_path):
     chief = made(digests=({"x": "1"},))
     chief.save(tmp_path / "0.npz")
     made(state={}, digests=({"x": "2"},)).save(tmp_path / "1.npz")
-    loaded = record.load([tmp_path / "0.npz", tmp_path / "1.npz"])
+    loaded = load_record([tmp_path / "0.npz", tmp_path / "1.npz"])
     assert loaded.digests == ({"x": "1"}, {"x": "2"})
     assert failing(dataclasses.replace(loaded, digests=({},))) == {}
     assert loaded.trained == chief.trained
 
 
-# ------------------------------------------------------------------------------------------------ table, verdict, exit
+# ------------------------------------------------------------------------------------------------ table, outcome, exit
 
 
 def results(*records: Record):
@@ -197,27 +196,27 @@ def results(*records: Record):
 def test_the_worst_offender_is_named_with_topology_quantity_and_place():
     slight = made(loss=made().loss * (1 + 2e-5))
     bad = state(**{"model/dense/kernel": np.float32([[0.5, 7.0]])})
-    verification.judge(results(made(), made()))
+    verification.check(results(made(), made()))
     with pytest.raises(TrainingError, match=r"1 of 2 .*mirrored 3: loss off by 2e-05 at step 1"):
-        verification.judge(results(made(), slight))
+        verification.check(results(made(), slight))
     with pytest.raises(TrainingError, match=r"worst offender is mirrored 2: weights .*model/dense/kernel"):
-        verification.judge(results(bad, slight, made()))
+        verification.check(results(bad, slight, made()))
 
 
 def test_a_topology_that_died_fails_and_one_that_does_not_apply_passes():
-    died = table.Result(topology=Topology(workers=2), seconds=1.0, died="worker 1 ended with exit code 3")
-    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, refused="128 cannot be split")
-    verification.judge([*results(made()), refused])
+    died = table.Result(topology=Topology(workers=2), seconds=1.0, failure=Died("worker 1 ended with exit code 3"))
+    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, failure=Refused("128 cannot be split"))
+    verification.check([*results(made()), refused])
     with pytest.raises(TrainingError, match="workers 2"):
-        verification.judge([*results(made()), died])
+        verification.check([*results(made()), died])
     with pytest.raises(UsageError, match="nothing was verified"):
-        verification.judge([refused])
+        verification.check([refused])
 
 
-def judged(found: Record, other_rounding: Record) -> table.Result:
+def checked(found: Record, other_rounding: Record) -> table.Result:
     """The result of a topology beside a control."""
     (result,) = results(found)
-    own = control.judge(compare(made(), other_rounding, TOLERANCES), made())
+    own = control.of(compare(made(), other_rounding, TOLERANCES), made())
     return dataclasses.replace(result, control=own)
 
 
@@ -228,9 +227,9 @@ def late(share: float) -> Record:
 
 def test_a_deviation_that_one_replica_has_from_itself_is_amplified_rounding_and_passes():
     for own in (3e-5, 6e-6):  # within its tolerance or not
-        result = judged(late(2e-5), late(own))
-        assert result.verdict == "amplified rounding"
-        verification.judge([result])
+        result = checked(late(2e-5), late(own))
+        assert result.outcome == "amplified rounding"
+        verification.check([result])
     (remark,) = result.remarks
     assert remark.startswith("mirrored 2: amplified rounding: loss off by 2e-05 at step 4")
     assert remark.endswith("the control is off by 6.0e-06")
@@ -238,10 +237,10 @@ def test_a_deviation_that_one_replica_has_from_itself_is_amplified_rounding_and_
 
 def test_a_larger_one_or_one_in_another_quantity_stays_exceeded_and_says_what_to_do():
     weights = state(**{"model/dense/kernel": np.float32([[0.5, 7.0]])})
-    for result in (judged(late(1.3e-4), late(3e-5)), judged(weights, late(3e-5)), judged(late(2e-5), made())):
-        assert result.verdict == "EXCEEDED"
+    for result in (checked(late(1.3e-4), late(3e-5)), checked(weights, late(3e-5)), checked(late(2e-5), made())):
+        assert result.outcome == "EXCEEDED"
         with pytest.raises(TrainingError, match=r"Rounding does not explain it: .* fewer verify.steps, or with train"):
-            verification.judge([result])
+            verification.check([result])
 
 
 def test_only_what_may_have_grown_from_rounding_is_put_to_the_control():
@@ -267,10 +266,10 @@ def test_only_what_may_have_grown_from_rounding_is_put_to_the_control():
     ],
 )
 def test_a_control_with_the_defect_in_it_excuses_nothing(own, why):
-    result = judged(late(2e-5), own)
-    assert result.verdict == "EXCEEDED"
+    result = checked(late(2e-5), own)
+    assert result.outcome == "EXCEEDED"
     with pytest.raises(TrainingError, match=f"the control cannot be used: .*{why}"):
-        verification.judge([result])
+        verification.check([result])
 
 
 @pytest.mark.parametrize("groups", [(), (4,), (2, 4), (4, 6)])
@@ -308,7 +307,7 @@ class Terminal(io.StringIO):
 def test_the_table_shows_every_topology_and_says_what_is_wrong(stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
-    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, refused="128 cannot be split")
+    refused = table.Result(topology=Topology(microbatches=3), seconds=1.0, failure=Refused("128 cannot be split"))
     shown = [*results(made(), made(finite=np.zeros(STEPS))), refused]
     console = make_console(total_steps=STEPS, stream=stream)
     table.show(shown, TOLERANCES, console, stream)
@@ -352,8 +351,7 @@ def job(tmp_path, **changes) -> TrainingJob:
         gin_params=(),
         seed=0,
         deterministic=False,
-        strategy="one_device",
-        replicas=None,
+        topology=Topology(workers=2),
         steps=1,
         folder=str(tmp_path),
     )
@@ -387,7 +385,7 @@ def test_a_process_that_ends_badly_takes_the_others_along_and_its_last_lines_are
     monkeypatch.setattr(sys, "executable", str(worker))
     before = children()
     with pytest.raises(Died, match=r"worker 1 ended with exit code 3\n  \| the reason"):
-        processes.run(job(tmp_path), Topology(workers=2), num_gpus=0, timeout_seconds=60)
+        processes.run(job(tmp_path), num_gpus=0, timeout_seconds=60)
     assert children() <= before
 
 
@@ -398,5 +396,5 @@ def test_processes_that_do_not_end_in_time_are_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(worker))
     before = children()
     with pytest.raises(Died, match=r"worker 0 did not end within verify\.timeout_seconds = 0\.2, without a word"):
-        processes.run(job(tmp_path), Topology(workers=2), num_gpus=0, timeout_seconds=0.2)
+        processes.run(job(tmp_path), num_gpus=0, timeout_seconds=0.2)
     assert children() <= before

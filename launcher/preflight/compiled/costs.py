@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,6 +157,14 @@ class Costs:
     def biggest_convolution(self) -> int:
         """Bytes of its operands and result; 0 without any."""
         return max((each.bytes for each in self.matrix_ops if each.is_convolution), default=0)
+
+
+def summed(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Rows of a name and numbers, with those of a name added up, the largest last number first."""
+    sums: dict[Any, np.ndarray] = {}
+    for name, *numbers in rows:
+        sums[name] = np.add(sums.get(name, 0), numbers)
+    return sorted(((name, *numbers.tolist()) for name, numbers in sums.items()), key=lambda row: -row[-1])
 
 
 def count(module: Module) -> Costs:

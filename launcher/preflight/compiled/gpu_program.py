@@ -1,4 +1,4 @@
-"""What a step costs on a GPU, from its program before and after parts of it become calls of libraries, and its kernels.
+"""Costs of a step on a GPU, from its program before and after parts of it become calls of libraries, and its kernels.
 
 Such calls cannot be counted any more, so arithmetic is counted before, and memory traffic, collectives and kernels in
 the program that runs.
@@ -52,12 +52,13 @@ def _kernels(optimised: Module) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _kind(one: Instruction) -> str:
-    if one.opcode == "custom-call":
-        return next((kind for start, kind in _LIBRARIES.items() if one.target.startswith(start)), one.target)
-    if one.opcode != "fusion":
-        return one.opcode.removesuffix("-start")
-    kind = _FUSION_KIND.search(one.config)
+def _kind(instruction: Instruction) -> str:
+    if instruction.opcode == "custom-call":
+        target = instruction.target
+        return next((kind for start, kind in _LIBRARIES.items() if target.startswith(start)), target)
+    if instruction.opcode != "fusion":
+        return instruction.opcode.removesuffix("-start")
+    kind = _FUSION_KIND.search(instruction.config)
     if kind is None:
         return "other fusion"
     if "gemm" in kind[1]:
@@ -65,23 +66,23 @@ def _kind(one: Instruction) -> str:
     return "Triton fusion" if "triton" in kind[1] else kind[1].strip("_").replace("_", " ")
 
 
-def is_16_bit(one: MatrixOp) -> bool:
+def is_16_bit(product: MatrixOp) -> bool:
     """Whether both operands have 16 bits."""
-    return set(one.dtypes) <= _HALF
+    return set(product.dtypes) <= _HALF
 
 
-def engine(one: MatrixOp, card: Card) -> tuple[str, float, str]:
-    """What multiplies, its FLOP/s at most, and why it is not the Tensor Cores; "" where it is."""
-    kinds = set(one.dtypes)
-    if kinds <= {"f16"} or (is_16_bit(one) and card.has_bfloat16):
+def engine(product: MatrixOp, card: Card) -> tuple[str, float, str]:
+    """The unit that multiplies, its FLOP/s at most, and why it is not the Tensor Cores; "" where it is."""
+    kinds = set(product.dtypes)
+    if kinds <= {"f16"} or (is_16_bit(product) and card.has_bfloat16):
         return TENSOR_CORES, card.tensor_flops.value, ""
-    if is_16_bit(one):
+    if is_16_bit(product):
         why = f"{card.name} has no bfloat16 in its Tensor Cores"
     elif not kinds <= {"f32", *_HALF}:
-        why = f"dtype {one.dtypes[0]}"
+        why = f"dtype {product.dtypes[0]}"
     elif card.tf32_flops is None:
         why = f"float32, and {card.name} has no TF32"
-    elif one.full_precision:
+    elif product.full_precision:
         why = "float32 in full precision, as gpu.tf32 = False asks for"
     else:
         return f"{TENSOR_CORES} in TF32", card.tf32_flops.value, ""
@@ -89,11 +90,10 @@ def engine(one: MatrixOp, card: Card) -> tuple[str, float, str]:
 
 
 def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
-    """(engine and dtype, FLOPs, seconds at its peak) of a step's arithmetic, the most FLOPs first."""
-    found: dict[str, tuple[float, float]] = {}
-    for one in costs.matrix_ops:
-        name, rate, _ = engine(one, card)
-        key = f"{'x'.join(dict.fromkeys(one.dtypes))} on {name}"
-        flops, seconds = found.get(key, (0.0, 0.0))
-        found[key] = flops + one.flops, seconds + one.flops / rate
-    return sorted(((name, *pair) for name, pair in found.items()), key=lambda share: -share[1])
+    """(engine and dtype, seconds at its peak, FLOPs) of a step's arithmetic, the most FLOPs first."""
+
+    def share(product: MatrixOp) -> tuple[str, float, float]:
+        name, rate, _ = engine(product, card)
+        return f"{'x'.join(dict.fromkeys(product.dtypes))} on {name}", product.flops / rate, product.flops
+
+    return costs_lib.summed(map(share, costs.matrix_ops))
