@@ -7,10 +7,9 @@ from typing import Any
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.compiled.costs import Costs, summed
 from launcher.preflight.compiled.hbm import HbmUse
-from launcher.preflight.largest_batch import LargestBatch, batch_size
 from launcher.preflight.roofline import VECTOR_UNIT, Roofline, of_operation
+from launcher.preflight.searches import LargestBatch, Suggestion, batch_size
 from launcher.preflight.slice_finding import SliceFinding
-from launcher.preflight.suggestions import Suggestion
 from launcher.preflight.targets import Target
 from launcher.reporting.console import Console, show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds, plural, step_text

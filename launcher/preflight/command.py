@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, gpus, largest_batch, slices, suggestions
+from launcher.preflight import case_report, gpus, searches, slices
 from launcher.preflight.case_report import CaseReport
 from launcher.preflight.compiler import Compiler, require_versions
+from launcher.preflight.searches import Suggestion
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
-from launcher.preflight.suggestions import Suggestion
 from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console, show_table
 from launcher.reporting.summary import versions as run_versions
@@ -113,15 +113,15 @@ class Preflight:
 
     def _report(self, case: Case) -> CaseReport:
         if self.largest_batch:
-            largest = largest_batch.find(self._examiner, case, on_try=self._tell_try)
+            largest = searches.largest_batch(self._examiner, case, on_try=self._tell_try)
             return CaseReport(finding=largest.fits or largest.tried[-1], largest=largest)
-        finding = suggestions.examine_auto(self._examiner, case)
+        finding = searches.examine_auto(self._examiner, case)
         return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
 
     def _tell_try(self, finding: SliceFinding) -> None:
         assert finding.hbm is not None
         self._phase.close()
-        batch, needed = largest_batch.batch_size(finding), bytes_text(finding.hbm.needed)
+        batch, needed = searches.batch_size(finding), bytes_text(finding.hbm.needed)
         self._console.note(f"a global batch of {batch:,} {case_report.result(finding)}: {needed} needed")
 
     def _tried(self, finding: SliceFinding) -> Iterator[Suggestion]:
@@ -133,7 +133,7 @@ class Preflight:
         if not self.search and (finding.fits or len(self._cases) > 1):
             return
         started = time.monotonic()
-        for knob in suggestions.knobs(finding):
+        for knob in searches.knobs(finding):
             for suggestion in knob:
                 if not self.search and time.monotonic() - started > self.timeout_seconds:
                     return

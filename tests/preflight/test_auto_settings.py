@@ -8,7 +8,7 @@ import pods
 import pytest
 
 from launcher.config import gin_bindings
-from launcher.preflight import largest_batch, slices, suggestions
+from launcher.preflight import searches, slices
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.slice_finding import Case, ModelFacts, SliceFinding
@@ -72,7 +72,7 @@ def changes(rematerialize=None, microbatches=None):
 )
 def test_what_cannot_fit_is_not_compiled(bindings, sizes, compiled):
     examiner = Compiled(bindings, *sizes)
-    found = suggestions.examine_auto(examiner, CASE)
+    found = searches.examine_auto(examiner, CASE)
     assert examiner.changes == compiled
     assert found.case.changes == compiled[-1]
     assert found.fits == (sizes[0] < 16 and bool(bindings))
@@ -80,27 +80,27 @@ def test_what_cannot_fit_is_not_compiled(bindings, sizes, compiled):
 
 def test_microbatches_are_whole_groups_of_a_normalisation_layer():
     examiner = Compiled([MICROBATCHES], 8, 60, 4, groups=(4,))
-    assert not suggestions.examine_auto(examiner, CASE).fits
+    assert not searches.examine_auto(examiner, CASE).fits
     assert examiner.changes == [changes(None, 1)], "of 8 microbatches, each would be half a group"
 
 
 def test_the_report_says_what_was_chosen_and_why():
-    plan = suggestions.examine_auto(Compiled([REMATERIALIZE, MICROBATCHES], 8, 200, 20), CASE).plan
+    plan = searches.examine_auto(Compiled([REMATERIALIZE, MICROBATCHES], 8, 200, 20), CASE).plan
     assert plan.describe()["rematerialisation"] == "on (auto: without it, all numbers of microbatches did not fit)"
     assert plan.describe()["batch"].endswith("(auto: 1, 2 did not fit)")
 
 
 def test_the_largest_batch_is_that_of_one_microbatch_computed_again():
-    settled = largest_batch.settled(Compiled([REMATERIALIZE, MICROBATCHES], 8, 60, 4), CASE)
+    settled = searches.settled_case(Compiled([REMATERIALIZE, MICROBATCHES], 8, 60, 4), CASE)
     assert settled.changes == changes(True, 1)
-    assert largest_batch.settled(Compiled([], 8, 60, 4), CASE) == CASE
+    assert searches.settled_case(Compiled([], 8, 60, 4), CASE) == CASE
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_computing_activations_again_is_suggested_where_layers_keep_them(keeps):
     found = Compiled([], 8, 60, 4).examine(CASE)
     found = dataclasses.replace(found, model=dataclasses.replace(found.model, keeps_activations=keeps))
-    flags = [suggestion.flag for knob in suggestions.knobs(found) for suggestion in knob]
+    flags = [suggestion.flag for knob in searches.knobs(found) for suggestion in knob]
     assert ('--gin_param="train.rematerialize = True"' in flags) == keeps
     assert '--gin_param="train.microbatches = 8"' in flags
     assert '--gin_param="train.microbatches = 4"' not in flags, "60 GiB in four parts are more than the 8 that are left"

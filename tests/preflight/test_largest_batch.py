@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.preflight.largest_batch import next_size
+from launcher.preflight.searches import next_size
 
 SHARES = {
     "a line": lambda size: 0.1 + size / 700,

@@ -1,7 +1,8 @@
-"""Changes of the command that make a step fit, found by compiling: what a recipe leaves to 'auto', and suggestions."""
+"""Searches by compiling: for what a recipe leaves to 'auto', what makes a step fit, and the largest batch that does."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from launcher.errors import UsageError
 from launcher.machine.strategy import recommended_policy
@@ -10,6 +11,14 @@ from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.run import memory_trial
 from launcher.run.memory_trial import Setting
 from launcher.step_program.lowering import for_replicas
+
+# A dozen is usual. More than these need a memory that does not go up with the batch.
+_MOST_TRIES = 24
+# Near the limit a compiler computes again what does not fit, so that memory hardly goes up there and lines mislead.
+_TRIES_BY_LINES = 8
+
+
+# ------------------------------------------------------------------------------------------ what a recipe leaves open
 
 
 def examine_auto(examiner: Examiner, case: Case) -> SliceFinding:
@@ -20,27 +29,27 @@ def examine_auto(examiner: Examiner, case: Case) -> SliceFinding:
     Returns:
       Of the first step that fits, of the last that was compiled where none does, or of one that does not compile.
     """
-    settings, found = memory_trial.settings(examiner.resolve(case)), None
+    settings, finding = memory_trial.settings(examiner.resolve(case)), None
     refused: dict[Setting, HbmUse] = {}
     for place, setting in enumerate(settings):
-        if any(_is_too_much(setting, one, used) for one, used in refused.items()):
+        if any(_is_too_much(setting, other, used) for other, used in refused.items()):
             continue
-        if found is not None and not in_groups(found, found.plan.per_replica_batch_size // (setting.microbatches or 1)):
+        if finding and not in_groups(finding, finding.plan.per_replica_batch_size // (setting.microbatches or 1)):
             continue
-        found = examiner.examine(case.changed(*setting.bindings))
-        plan = memory_trial.settled(found.plan, setting, settings[:place], "did not fit")
-        found = dataclasses.replace(found, plan=plan)
-        if found.hbm is None or found.fits:
-            return found
-        refused[setting] = found.hbm
-    assert found is not None  # the first is never left out
-    return found
+        finding = examiner.examine(case.changed(*setting.bindings))
+        plan = memory_trial.settled(finding.plan, setting, settings[:place], "did not fit")
+        finding = dataclasses.replace(finding, plan=plan)
+        if finding.hbm is None or finding.fits:
+            return finding
+        refused[setting] = finding.hbm
+    assert finding is not None  # the first is never left out
+    return finding
 
 
 def _is_too_much(setting: Setting, refused: Setting, used: HbmUse) -> bool:
     """Whether more microbatches than those that were refused are still too few."""
     if setting.rematerialize != refused.rematerialize:
-        return used.least_parts == float("inf")
+        return used.least_parts == math.inf
     return (setting.microbatches or 1) < (refused.microbatches or 1) * used.least_parts
 
 
@@ -158,3 +167,111 @@ def _smaller_batch(finding: SliceFinding, least: float) -> Iterator[Suggestion]:
 
 def _binding(finding: SliceFinding, binding: str, why: str) -> Suggestion:
     return Suggestion(case=finding.case.changed(binding), flag=f'--gin_param="{binding}"', why=why)
+
+
+# ------------------------------------------------------------------------------------------------ the largest batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """What was found.
+
+    Attributes:
+      fits: of the largest batch that fits; None when the smallest does not.
+      refused: of the smallest larger batch that was compiled and does not fit; None when the search ended before one
+        did not.
+      unit: examples by which batches go up: one for each replica and microbatch, or a group of those that a
+        normalisation layer takes together.
+      tried: all findings, in the order of compiling.
+    """
+
+    fits: SliceFinding | None
+    refused: SliceFinding | None
+    unit: int
+    tried: tuple[SliceFinding, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the next batch was refused."""
+        fits = batch_size(self.fits) if self.fits else 0
+        return self.refused is not None and batch_size(self.refused) == fits + self.unit
+
+
+def batch_size(finding: SliceFinding) -> int:
+    """Its global batch size."""
+    return finding.plan.recipe.global_batch_size
+
+
+def settled_case(examiner: Examiner, case: Case) -> Case:
+    """The case with rematerialisation, where that is open, and one microbatch: with more, batches have no bound."""
+    plan = examiner.resolve(case)
+    setting = next(one for one in memory_trial.settings(plan) if one.rematerialize is not False)
+    return case.changed(*setting.bindings)
+
+
+def largest_batch(examiner: Examiner, case: Case, *, on_try: Callable[[SliceFinding], None]) -> LargestBatch:
+    """Compiles one batch size after another, and calls `on_try` with each finding.
+
+    Raises:
+      UsageError: the recipe is wrong, or the step does not compile for another reason than its need of memory.
+    """
+    case = settled_case(examiner, case)
+    first = examiner.examine(case)
+    recipe = first.plan.recipe
+    unit = first.plan.strategy.num_replicas * first.plan.microbatches * math.lcm(1, *first.model.group_sizes)
+    tried: dict[int, SliceFinding] = {}
+    needed: dict[int, float] = {}
+
+    def keep(finding: SliceFinding) -> None:
+        if finding.hbm is None:
+            raise UsageError(f"on {finding.case.name}, {finding.refusal}")
+        size = batch_size(finding) // unit
+        tried[size], needed[size] = finding, finding.hbm.needed / finding.hbm.available
+        on_try(finding)
+
+    if recipe.global_batch_size % unit == 0:
+        keep(first)
+    start = max(1, recipe.global_batch_size // unit)
+    while len(tried) < _MOST_TRIES:
+        size = next_size(needed, {size for size, finding in tried.items() if finding.fits}, start=start)
+        if size is None:
+            break
+        keep(examiner.examine(case.changed(f"train.global_batch_size = {size * unit}")))
+    fits = max((size for size, finding in tried.items() if finding.fits), default=0)
+    above = min((size for size, finding in tried.items() if not finding.fits and size > fits), default=0)
+    return LargestBatch(fits=tried.get(fits), refused=tried.get(above), unit=unit, tried=tuple(tried.values()))
+
+
+def next_size(needed: Mapping[int, float], fitting: set[int], *, start: int) -> int | None:
+    """The size to try next; None when one fits and the next does not, or not even 1 does.
+
+    Memory is taken to go up in a straight line; where that is wrong twice on the same side, the rest is halved, and so
+    it is after some tries.
+
+    Args:
+      needed: share of the memory there is, by size, in the order of trying.
+      fitting: sizes that fit.
+    """
+    if not needed:
+        return start
+    low = max(fitting, default=0)
+    high = min((size for size in needed if size not in fitting and size > low), default=None)
+    if high is None:
+        below = max((size for size in needed if size < low), default=low)
+        guess = _where_full(needed, below, low) if needed[low] > needed[below] else 2 * low
+        return max(low + 1, min(16 * low, guess))
+    if high == low + 1:
+        return None
+    last = list(needed)[-2:]
+    stuck = len(last) == 2 and len({size in fitting for size in last}) == 1
+    shares = {0: 0.0, **needed}
+    if stuck or len(needed) > _TRIES_BY_LINES or not shares[low] <= 1 < shares[high]:
+        guess = (low + high) // 2
+    else:
+        guess = _where_full(shares, low, high)
+    return min(max(guess, low + 1), high - 1)
+
+
+def _where_full(needed: Mapping[int, float], size: int, larger: int) -> int:
+    """The size at which the line through two others reaches 1."""
+    return size + math.floor((larger - size) * (1 - needed[size]) / (needed[larger] - needed[size]))
