@@ -94,10 +94,7 @@ def what_happened(outcome: Outcome) -> str:
 
 def last_lines(lines: Sequence[str]) -> list[str]:
     """The end of a log, without the empty lines after it."""
-    kept = list(lines)
-    while kept and not kept[-1].strip():
-        kept.pop()
-    return kept[-_LAST_LINES:]
+    return "\n".join(lines).rstrip().splitlines()[-_LAST_LINES:]
 
 
 def _beside(outcome: Outcome, cause: Outcome) -> str:

@@ -16,7 +16,7 @@ from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
 from launcher.jobs.output import JobConsole, Tee
 from launcher.jobs.policy import Outcome, Trouble, WorkerState, find_cause
 from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts
-from launcher.machine.cluster import elastic, tf_config
+from launcher.machine.cluster import FULL_WORKERS, tf_config
 from launcher.worker.progress import ErrorRecord, Report
 
 _TURN_SECONDS = 0.05
@@ -175,7 +175,7 @@ class RemoteBackend:
         addresses = [seat.address for seat in seats]
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self.job.workers:
-            common[elastic.FULL_WORKERS] = str(self.job.workers)
+            common[FULL_WORKERS] = str(self.job.workers)
         environs = [
             {**self.remotes.environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))
         ]

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -127,11 +127,7 @@ class Supervisor:
         self._console.note(f"attempt {number}: checking the places of {len(commands)} worker(s)")
 
         def ended(workers: Sequence[Worker], seconds: float) -> bool:
-            deadline = time.monotonic() + seconds
-            while not self._signals and any(worker.exit_code is None and not worker.trouble for worker in workers):
-                if time.monotonic() > deadline:
-                    break
-                self._turn(workers)
+            self._turn_until(lambda: bool(self._signals) or _have_ended(workers), workers, seconds)
             return not self._signals
 
         return host_checks.check(self._backend, commands, ended)
@@ -254,6 +250,11 @@ class Supervisor:
         if self._drill:
             self._drill.turn(workers)
 
+    def _turn_until(self, is_over: Callable[[], bool], workers: Sequence[Worker], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not is_over() and time.monotonic() < deadline:
+            self._turn(workers)
+
     def _settle(self, workers: Sequence[Worker]) -> list[Outcome]:
         """Waits a moment for the failure behind the first one seen."""
         began = time.monotonic()
@@ -298,11 +299,9 @@ class Supervisor:
 
         Where one has gone while it was starting, the attempt has not trained: the others have nothing to save.
         """
-        deadline = time.monotonic() + seconds
-        while any(worker.exit_code is None and not worker.trouble for worker in workers):
-            if time.monotonic() > deadline or len(self._signals) > 1 or any(map(_was_starting, workers)):
-                return
-            self._turn(workers)
+        self._turn_until(
+            lambda: _have_ended(workers) or len(self._signals) > 1 or any(map(_was_starting, workers)), workers, seconds
+        )
 
     # ------------------------------------------------------------------------------------------------------- stalls
 
@@ -369,10 +368,7 @@ class Supervisor:
         self._console.note("\n".join(filter(None, [error.text(), beside])))
         when = f"in {delay:.1f} s" if delay else "now"
         self._console.note(f"restarting all workers {when} ({restarts.describe()})")
-        deadline = time.monotonic() + delay
-        while time.monotonic() < deadline and not self._signals:
-            self._backend.pump(_TURN_SECONDS)
-            self._console.turn()
+        self._turn_until(lambda: bool(self._signals), (), delay)
         return self._stopped_between(decision) if self._signals else decision
 
     def _tell(self, decision: Decision, restarts: Restarts) -> None:
@@ -425,6 +421,10 @@ class Supervisor:
                 again = "The same command goes on from the last checkpoint."
                 self._console.error(f"Gave up: {self._why_no_more}. {again}")
         self._hook.close()
+
+
+def _have_ended(workers: Sequence[Worker]) -> bool:
+    return all(worker.exit_code is not None or worker.trouble for worker in workers)
 
 
 def _was_starting(worker: Worker) -> bool:

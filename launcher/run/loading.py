@@ -12,7 +12,7 @@ from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
-from launcher.machine.cluster import elastic
+from launcher.machine.cluster import full_workers
 from launcher.machine.devices import discover, settings_left
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
@@ -180,7 +180,7 @@ class Machine:
             rematerialize_why=rematerialize_why,
             made=self.made,
         )
-        resolved = plan.shared_by_fewer(resolved, elastic.full_workers(self.environ, self._cluster.num_workers))
+        resolved = plan.shared_by_fewer(resolved, full_workers(self.environ, self._cluster.num_workers))
         plan.check_batches(resolved)
         return resolved
 

@@ -6,7 +6,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from launcher.machine.cluster import hostlist
+from launcher.machine.cluster import slurm
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from launcher.machine.cluster import hostlist
     ],
 )
 def test_a_list_is_written_out_in_its_own_order(text, hosts):
-    assert " ".join(hostlist.expand(text)) == hosts
+    assert " ".join(slurm.expand(text)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_list_is_written_out_in_its_own_order(text, hosts):
 )
 def test_what_is_no_list_is_refused_with_the_part_that_is_not(text, says):
     with pytest.raises(ValueError) as caught:
-        hostlist.expand(text)
+        slurm.expand(text)
     assert says in str(caught.value)
 
 
 def test_a_list_may_have_as_many_hosts_as_slurm_allows():
-    assert len(hostlist.expand(f"n[1-{hostlist.MAX_HOSTS}]")) == 65536
+    assert len(slurm.expand(f"n[1-{slurm.MAX_HOSTS}]")) == 65536
 
 
 # ------------------------------------------------------------------------------------------------ against other readers
@@ -108,13 +108,13 @@ def _hostlists(draw, *, most_sets=3, suffix=True):
 @hypothesis.given(_hostlists())
 def test_every_list_that_can_be_written_is_read_as_a_brute_force_writes_it_out(case):
     text, hosts = case
-    assert list(hostlist.expand(text)) == hosts
+    assert list(slurm.expand(text)) == hosts
 
 
 @hypothesis.given(st.text("n0123456789-[],. x", max_size=30))
 def test_any_text_is_a_list_or_a_value_error(text):
     try:
-        hosts = hostlist.expand(text)
+        hosts = slurm.expand(text)
     except ValueError:
         return
     assert all(host and not set(host) & set("[], ") for host in hosts)
@@ -149,7 +149,7 @@ def scontrol(tmp_path_factory):
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(case=_hostlists(most_sets=2, suffix=False))
 def test_scontrol_reads_a_list_the_same_way(scontrol, case):
-    assert list(hostlist.expand(case[0])) == scontrol("hostnames", case[0])
+    assert list(slurm.expand(case[0])) == scontrol("hostnames", case[0])
 
 
 @hypothesis.settings(max_examples=40)
@@ -164,5 +164,5 @@ def test_scontrol_reads_a_list_the_same_way(scontrol, case):
 def test_what_scontrol_shortens_is_read_back(scontrol, names):
     hosts = [f"{prefix}{number:0{width}d}" for prefix, number, width in names]
     (short,) = scontrol("hostlist", ",".join(hosts))
-    assert sorted(hostlist.expand(short)) == sorted(hosts)
-    assert list(hostlist.expand(short)) == scontrol("hostnames", short)
+    assert sorted(slurm.expand(short)) == sorted(hosts)
+    assert list(slurm.expand(short)) == scontrol("hostnames", short)

@@ -13,7 +13,7 @@ from launcher.config import gin_bindings, gin_used
 from launcher.data.distributed import share_of_host
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
-from launcher.machine.cluster import elastic
+from launcher.machine.cluster import FULL_WORKERS, full_workers
 from launcher.run.loading import Machine
 
 
@@ -27,7 +27,7 @@ def linear_run(steps=3, batch=8, **options):
 
 def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
     alone = linear_run(batch=12, microbatches=2)
-    for_three = linear_run(batch=12, microbatches=2, environ={elastic.FULL_WORKERS: "3"})
+    for_three = linear_run(batch=12, microbatches=2, environ={FULL_WORKERS: "3"})
     assert for_three.plan.microbatches == 6
     assert for_three.plan.recipe.global_batch_size == alone.plan.recipe.global_batch_size
     assert for_three.plan.microbatch_size * 3 == alone.plan.microbatch_size
@@ -43,13 +43,13 @@ def test_a_worker_that_stands_for_three_takes_three_times_the_microbatches():
 
 @pytest.mark.parametrize("value", ["none", "0", "-2", "1.5"])
 def test_a_senseless_number_of_workers_is_refused(value):
-    with pytest.raises(UsageError, match=elastic.FULL_WORKERS):
-        linear_run(environ={elastic.FULL_WORKERS: value})
+    with pytest.raises(UsageError, match=FULL_WORKERS):
+        linear_run(environ={FULL_WORKERS: value})
 
 
 def test_fewer_workers_of_a_job_than_there_are_are_refused():
     with pytest.raises(UsageError, match=r"LAUNCHER_FULL_WORKERS='1' is not a whole number of 2 or more"):
-        elastic.full_workers({elastic.FULL_WORKERS: "1"}, 2)
+        full_workers({FULL_WORKERS: "1"}, 2)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_the_operative_configuration_keeps_the_microbatches_of_the_recipe():
 
     loading.import_builtins()
     gin_bindings.load(["resnet_cpu.gin"], ["train.microbatches = 2"])
-    resolved = Machine(environ={elastic.FULL_WORKERS: "2"}, replicas=1).plan_of(Recipe())
+    resolved = Machine(environ={FULL_WORKERS: "2"}, replicas=1).plan_of(Recipe())
     assert resolved.microbatches == 4
     assert "train.microbatches = 2" in gin_used.operative_config()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import http.server
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from places import SMALL_DIGITS
@@ -20,11 +20,11 @@ DEADLINE_SECONDS = 60
 
 
 class MetadataServer:
-    """Answers as GCE does, at once or when a value has changed; the first `failures` requests get an error or none."""
+    """Answers as GCE does; the first `failures` requests get an error or no answer. `asked` counts answers by name."""
 
     def __init__(self) -> None:
         self.failures = 0
-        self.waiting: set[str] = set()
+        self.asked: collections.Counter[str] = collections.Counter()
         self._values = {"preempted": "FALSE", "maintenance-event": "NONE"}
         self._changed = threading.Condition()
         outer = self
@@ -55,40 +55,32 @@ class MetadataServer:
         self._server.server_close()
 
     def _answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
-        url = urlsplit(request.path)
-        name, query = url.path.rpartition("/")[2], parse_qs(url.query)
+        name = request.path.rpartition("/")[2]
         with self._changed:
+            self._changed.notify_all()
             if self.failures:
                 self.failures -= 1
-                self._changed.notify_all()
                 if self.failures % 2:
                     request.send_error(503)
                 return  # else without an answer
-            if request.headers["Metadata-Flavor"] != "Google" or not url.path.startswith(
+            if request.headers["Metadata-Flavor"] != "Google" or not request.path.startswith(
                 "/computeMetadata/v1/instance/"
             ):
                 request.send_error(403)
                 return
-            if query.get("wait_for_change") == ["true"] and query["last_etag"] == [self._tag(name)]:
-                self.waiting.add(name)
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: [self._tag(name)] != query["last_etag"], float(query["timeout_sec"][0]))
-            value, tag = self._values[name], self._tag(name)
+            self.asked[name] += 1
+            value = self._values[name]
         request.send_response(200)
-        request.send_header("ETag", tag)
         request.end_headers()
         request.wfile.write(f"{value}\n".encode())
-
-    def _tag(self, name: str) -> str:
-        return f"{name}-{self._values[name]}"
 
 
 @pytest.fixture
 def server() -> Iterator[MetadataServer]:
     made = MetadataServer()
     yield made
-    for name, notice in gce._NOTICES.items():
-        made.set(name, notice)  # which ends the threads that wait for it
+    for name, (notice, _) in gce._NOTICES.items():
+        made.set(name, notice)  # which ends the thread that asks for it
     made.stop()
 
 
@@ -109,11 +101,11 @@ def test_a_notice_asks_to_stop_and_nothing_before_it_does(
         reasons.append(reason)
         told.set()
 
-    gce.watch({gce.METADATA_HOST: server.address}, notify, retry_seconds=0.01)
-    server.wait_until(lambda: server.failures == 0 and server.waiting == {"preempted", "maintenance-event"})
-    server.waiting.clear()
+    gce.watch({gce.METADATA_HOST: server.address}, notify, seconds=0.01)
+    server.wait_until(lambda: server.asked.keys() == {"preempted", "maintenance-event"})
     server.set(name, harmless)
-    server.set("something else", "1")
+    before = server.asked[name]
+    server.wait_until(lambda: server.asked[name] > before + 1)
     assert reasons == []
     server.set(name, notice)
     assert told.wait(DEADLINE_SECONDS)
@@ -157,7 +149,7 @@ def test_a_preempted_machine_saves_the_step_and_exits_42(
     )  # fmt: skip
     store = CheckpointStore(f"{tmp_path}/run/checkpoints")
     started.wait_until(lambda: len(store.steps()) >= 1)
-    server.wait_until(lambda: "preempted" in server.waiting)
+    server.wait_until(lambda: "preempted" in server.asked)
     server.set("preempted", "TRUE")
     finished = started.wait()
     assert finished.returncode == 42, finished.stderr

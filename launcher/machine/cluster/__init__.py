@@ -14,7 +14,9 @@ from launcher.errors import UsageError
 from launcher.machine.cluster import kubernetes, slurm, tf_config
 from launcher.machine.cluster.claim import Claim, whole_number
 
-__all__ = ["Cluster", "resolve", "without_peers"]
+__all__ = ["FULL_WORKERS", "Cluster", "full_workers", "resolve", "without_peers"]
+
+FULL_WORKERS = "LAUNCHER_FULL_WORKERS"
 
 _CLOUD_TPU = "cloud_tpu"
 _TO_TRAIN_ALONE = {
@@ -172,3 +174,13 @@ def _check_agreement(claim: Claim, others: Iterable[Claim]) -> None:
                 f"({claim.evidence}), but worker {other.index} of {other.num_workers} ({other.evidence}). Make them "
                 f"agree, or unset {claim.marker} to follow {other.source}, or {other.marker} to follow {claim.source}"
             )
+
+
+def full_workers(environ: Mapping[str, str], num_workers: int) -> int:
+    """The workers of the whole job, LAUNCHER_FULL_WORKERS: those there are, or more.
+
+    Those that are there share the global batch of all of them, in pieces that are no larger than before: the same
+    weights up to summation order, and the same memory.
+    """
+    advice = "launcher.launch --min_workers sets it; unset it when you start workers yourself"
+    return whole_number(environ, FULL_WORKERS, advice=advice, least=num_workers, default=str(num_workers))

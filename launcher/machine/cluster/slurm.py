@@ -11,13 +11,14 @@ of 64 ports by job and step, plus the task's number on its node. Jobs and steps 
 as long as their ids are near each other; all slots together are 10048 ports, below those that Linux hands out itself.
 """
 
+import itertools
+import math
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
-from launcher.machine.cluster import hostlist
 from launcher.machine.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 
 SOURCE = "slurm"
@@ -35,6 +36,12 @@ _SLOTS_BETWEEN_STEPS = 19
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _SCONTROL_SECONDS = 10.0
 _COUNT = re.compile(r"(?P<tasks>[0-9]{1,6})(?:\(x(?P<nodes>[0-9]{1,6})\))?")
+# Slurm itself refuses longer ranges.
+MAX_HOSTS = 65536
+# A name with bracketed sets of ranges in it, up to the next comma outside of brackets.
+_HOST_NAME = re.compile(r"(?:[A-Za-z0-9._-]|\[[^\[\]]*\])+")
+_PART_OF_NAME = re.compile(r"\[(?P<ranges>[^\[\]]*)\]|(?P<literal>[^\[\]]+)")
+_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
 _BY_SRUN = "srun sets it for every task it starts: run the program as 'srun python -m launcher.main …'"
 _UNCHANGED = "leave the variables that srun sets as they are, or name the workers in TF_CONFIG"
 
@@ -121,7 +128,7 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
     hosts = tuple(scontrol(environ, "show", "hostnames", nodes).split())
     if not hosts or not all(map(HOST.fullmatch, hosts)):  # it ends with 0 also when it could not read the list
         try:
-            hosts = hostlist.expand(nodes)
+            hosts = expand(nodes)
         except ValueError as error:
             raise UsageError(f"{variable}={nodes!r}: {error}; {_UNCHANGED}") from None
     repeated = len(hosts) - len(set(hosts))
@@ -129,6 +136,46 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
         problem = "names a node twice" if repeated else "names no node"
         raise UsageError(f"{variable}={nodes!r} {problem}; {_UNCHANGED}")
     return hosts
+
+
+def expand(hostlist: str) -> tuple[str, ...]:
+    """The hosts of a list in Slurm's notation, `n[9-10,12],gpu-[01-03]-ib`, as `scontrol show hostnames` has them.
+
+    Sets stand anywhere in a name, also several, of which the last one counts fastest. Numbers keep the zeros that the
+    first of their range is written with. A suffix after the last set is read too, where Slurm 22.05 refuses it.
+
+    Raises:
+      ValueError: not such a list, with the part that is not.
+    """
+    hosts: list[str] = []
+    # The names between the commas outside of brackets; empty ones are nothing, as for Slurm.
+    for name in filter(None, map(str.strip, re.split(r",(?![^\[\]]*\])", hostlist))):
+        if not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a host name with ranges such as n[1-3,7]")
+        parts = [_choices(match) for match in _PART_OF_NAME.finditer(name)]
+        if len(hosts) + math.prod(map(len, parts)) > MAX_HOSTS:
+            raise ValueError(f"{name!r} makes it more than {MAX_HOSTS} hosts")
+        hosts += map("".join, itertools.product(*parts))
+    return tuple(hosts)
+
+
+def _choices(match: re.Match[str]) -> list[str]:
+    """The numbers of a set, or the one literal."""
+    if match["literal"] is not None:
+        return [match["literal"]]
+    return [number for item in match["ranges"].split(",") for number in _numbers(item)]
+
+
+def _numbers(item: str) -> list[str]:
+    match = _RANGE.fullmatch(item)
+    if match is None:
+        raise ValueError(f"{item!r} is not a number or a range such as 1-3")
+    first, last = int(match["first"]), int(match["last"] or match["first"])
+    if last < first:
+        raise ValueError(f"range {item!r} runs backwards")
+    if last - first >= MAX_HOSTS:
+        raise ValueError(f"range {item!r} is of more than {MAX_HOSTS} hosts")
+    return [str(number).zfill(len(match["first"])) for number in range(first, last + 1)]
 
 
 def scontrol(environ: Mapping[str, str], *arguments: str) -> str:

@@ -51,9 +51,9 @@ def _wrong(problem: str) -> UsageError:
 
 def _workers(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Addresses in rank order, checked."""
-    cluster = config.get("cluster")
-    is_well = isinstance(cluster, dict) and cluster.keys() <= {*_JOBS}
-    if not is_well or not all(isinstance(addresses, list) for addresses in cluster.values()):
+    cluster: Any = config.get("cluster")
+    is_known = isinstance(cluster, dict) and cluster.keys() <= {*_JOBS}
+    if not is_known or not all(isinstance(addresses, list) for addresses in cluster.values()):
         raise _wrong(f'"cluster" must map "worker", or "chief" and "worker", to lists, got {json.dumps(cluster)}')
     workers = [address for job in _JOBS for address in cluster.get(job, [])]
     for address in workers:
