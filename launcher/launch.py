@@ -209,7 +209,7 @@ def _temporary_folder() -> str:
 
 
 def _isolated(work: Callable[[], Any]) -> Any:
-    """What `work` returns of the lease's file; OSError whatever goes wrong, so that a dead disk holds nobody up."""
+    """The result of `work` on the lease's file; OSError whatever goes wrong, so that a dead disk holds nobody up."""
     try:
         return run_forked(work, seconds=_LEASE_SECONDS)
     except RuntimeError as error:

@@ -234,7 +234,7 @@ def _make_remote(
 
 
 def _shown(item: str) -> str:
-    """What may be shown of a value of --env."""
+    """The part of a value of --env that may be shown."""
     name, is_set, _ = item.partition("=")
     return f"{name}={_HIDDEN}" if is_set else name
 

@@ -76,7 +76,7 @@ class Connection:
         return ""
 
     def descriptors(self) -> tuple[int, ...]:
-        """What there may be something to read from."""
+        """Descriptors that there may be something to read from."""
         channels = (self._process.stdout, self._process.stderr)
         return () if self.lost else tuple(pipe.fileno() for pipe in channels if pipe is not None)
 

@@ -35,7 +35,7 @@ class FirstError:
 
     @property
     def ended_by(self) -> str:
-        """What ended the attempt, in one line, as attempts.jsonl has it."""
+        """The end of the attempt, in one line, as attempts.jsonl has it."""
         if self.cause.state in (WorkerState.FROZEN, WorkerState.STUCK):
             return f"stalled: {self.headline}"
         return f"failed: {self.headline}" if self.cause.error else self.headline.partition(" (")[0]

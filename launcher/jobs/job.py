@@ -75,7 +75,7 @@ class Job:
         return Command(rank=rank, argv=argv, environ={**environ, **everybodys}, log=self.log(attempt, rank))
 
     def attempt_name(self, number: int) -> str:
-        """What an attempt is called in attempts.jsonl, unlike those of all other jobs."""
+        """The name of an attempt in attempts.jsonl, unlike those of all other jobs."""
         return f"{self.identity}/{number}"
 
     def next_attempt(self) -> int:
@@ -163,7 +163,7 @@ class Worker(Protocol):
 
 
 def outcomes(workers: Iterable[Worker]) -> list[Outcome]:
-    """How workers stand, in their order; what is frozen has no trouble of its own yet."""
+    """Outcomes of workers, in their order; what is frozen has no trouble of its own yet."""
     return [
         Outcome(rank=w.command.rank, exit_code=w.exit_code, error=w.error, last_alive=w.last_alive, trouble=w.trouble)
         for w in workers
@@ -171,7 +171,7 @@ def outcomes(workers: Iterable[Worker]) -> list[Outcome]:
 
 
 class Backend(Protocol):
-    """How the workers of a job are started in one kind of place."""
+    """The start of a job's workers in one kind of place."""
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Makes sure that workers can be started; returns early when `stop` says that they need not be.
@@ -182,10 +182,10 @@ class Backend(Protocol):
         """
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
-        """What an attempt would run, in the order of rank."""
+        """The commands of an attempt, in the order of rank."""
 
     def plan(self, attempt: int) -> str:
-        """What an attempt would run, as --dry_run prints it; needs no `prepare`, and does nothing."""
+        """The commands of an attempt, as --dry_run prints them; needs no `prepare`, and does nothing."""
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         """Starts an attempt's workers; if one cannot be started, none is left running.

@@ -94,7 +94,7 @@ class JobFolder:
         self._ask("to write report.html", lambda: report.refresh(self._path))
 
     def _ask(self, what: str, work: Callable[[], Any]) -> Any:
-        """What `work` returns that reads or writes the folder; None when it has taken too long."""
+        """The result of `work`, which reads or writes the folder; None when it has taken too long."""
         try:
             return run_forked(work, seconds=self._seconds, turn=self._console.turn)
         except TimeoutError:

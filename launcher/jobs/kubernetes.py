@@ -82,7 +82,7 @@ _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Where the workers of a job run, as the flags say; `namespace` is "" for the one that kubectl is set to."""
+    """The pods of a job's workers, as the flags say; `namespace` is "" for the one that kubectl is set to."""
 
     kind: str  # "jobset" or "trainjob"
     image: str

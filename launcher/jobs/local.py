@@ -77,7 +77,7 @@ class LocalBackend:
         return "".join(f"# worker {command.rank}, log: {command.log}\n{command}\n" for command in commands)
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
-        """What an attempt would run, on ports that are free now; a member finds its peers in the environment."""
+        """The commands of an attempt, on ports that are free now; a member finds its peers in the environment."""
         job = self._job
         if job.member is not None:
             return (self._command(attempt, job.member, {}),)
@@ -328,7 +328,7 @@ class LocalWorker:
         return self.exit_code is not None
 
     def describe_state(self) -> str:
-        """Where the kernel keeps it, as far as it says so."""
+        """The state in which the kernel has it, as far as it says so."""
         waits = ", as for a disk or a device that does not answer" if self._state() == "D" else ""
         return f"process {self.process.pid} is in state {self._state() or 'unknown'}{waits}"
 

@@ -112,7 +112,7 @@ class Writer:
 
 
 class JobConsole:
-    """What a supervisor writes to: its standard output and error, and logs.
+    """The output of a supervisor: its standard output and error, and logs.
 
     A reader that goes away ends the output, not the job; one that does not read loses what there is no room for.
     """
@@ -138,7 +138,7 @@ class JobConsole:
             self._say(f"[launcher] {line}\n".encode())
 
     def error(self, text: str) -> None:
-        """What a person is to read last."""
+        """Lines that a person is to read last."""
         if _STDOUT in self._writers:
             self._writers[_STDOUT].drain()
         content = f"{text}\n".encode()

@@ -42,7 +42,7 @@ _NOT_FAILED = (WorkerState.HEALTHY, *_STATES_OF_GOOD_ENDS.values())
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What the supervisor holds against a worker that has not ended.
+    """The supervisor's complaint about a worker that has not ended.
 
     Attributes:
       what: the end of a sentence that begins with "worker 3": "is stuck: …", "was lost: …".
@@ -56,7 +56,7 @@ class Trouble:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one worker stood when its attempt ended.
+    """The standing of one worker when its attempt ended.
 
     Attributes:
       exit_code: negative for a signal; None when it was still running and did not say that it failed.
@@ -78,7 +78,7 @@ class Outcome:
 
     @property
     def state(self) -> WorkerState:
-        """What the exit code, announced or real, and the error say; the trouble's, if there is any."""
+        """The state by the exit code, announced or real, and the error; the trouble's, if there is any."""
         if self.trouble:
             return self.trouble.state
         if self.code is None:
@@ -110,7 +110,7 @@ def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 class Action(enum.Enum):
-    """What becomes of the job."""
+    """The kinds of decision about a job."""
 
     DONE = "done"
     STOP = "stopped"
@@ -120,7 +120,7 @@ class Action(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What becomes of the job after an attempt, with which exit code, and because of whom."""
+    """The decision after an attempt: what becomes of the job, with which exit code, and because of whom."""
 
     action: Action
     exit_code: int
@@ -128,7 +128,7 @@ class Decision:
 
 
 def decide(outcomes: Sequence[Outcome]) -> Decision:
-    """What an attempt's end means by the exit codes, once all are done or one worker has failed or was preempted.
+    """The decision by the exit codes, once all are done or one worker has failed or was preempted.
 
     Returns:
       RESTART where a retry can help; whether it is allowed is for `Restarts` to say.
@@ -185,7 +185,7 @@ class Restarts:
         return True
 
     def describe(self) -> str:
-        """How many of the allowed restarts are used."""
+        """The number of the allowed restarts that are used."""
         if self.not_started:
             return f"try {self.not_started}: what does not start is not counted"
         if self._without_progress > self._allowed:
@@ -193,7 +193,7 @@ class Restarts:
         return f"restart {self._without_progress} of at most {self._allowed} without progress"
 
     def delay_seconds(self) -> float:
-        """How long to wait before the restart: not at all the first time, which a machine that is gone explains.
+        """Seconds to wait before the restart: not at all the first time, which a machine that is gone explains.
 
         Then doubled each time, bounded, and jittered so that jobs do not march.
         """

@@ -76,7 +76,7 @@ class LineWriter:
 
     @property
     def backlog_bytes(self) -> int:
-        """What could not be written yet."""
+        """Bytes that could not be written yet."""
         return len(self._outgoing)
 
     def send(self, message: Mapping[str, Any]) -> None:

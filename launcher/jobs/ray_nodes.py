@@ -40,7 +40,7 @@ class Ray:
         return (*driver, *command)
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """What the driver says; whatever else there is, is the command's."""
+        """The driver's own words; whatever else there is, is the command's."""
         said = [line.removeprefix(_SAYS) for line in lines if line.startswith(_SAYS)]
         return Refusal(message=said[-1], is_mistake=exit_code == EXIT_USAGE) if said else None
 

@@ -74,11 +74,11 @@ class RemoteBackend:
         self._seats = _seats(self.remotes.there)[:number]
 
     def commands(self, attempt: int) -> tuple[Command, ...]:
-        """What an attempt would run on the hosts that `prepare` has found."""
+        """The commands of an attempt on the hosts that `prepare` has found."""
         return self._commands(attempt, self._seats)
 
     def plan(self, attempt: int) -> str:
-        """What would run here to start the agents, and what these would run."""
+        """The commands that start the agents from here, and those that these would run."""
         lines = ["# To this the agent adds where to report, and a worker's share of the host's GPUs and processors.\n"]
         seats = _seats(self.remotes.all)[: self.job.workers]
         if self.remotes.transport.missing:
@@ -192,7 +192,7 @@ class _Seat:
 
     @property
     def address(self) -> str:
-        """Where it listens, on a port that was free when nothing ran there; in a plan, of a host that is not there."""
+        """The address it listens at, on a port that was free when nothing ran there; in a plan, of an absent host."""
         connection = self.remote.connection
         if connection is None:
             return f"{self.remote.host.address}:<free port>"

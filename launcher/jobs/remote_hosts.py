@@ -61,7 +61,7 @@ class RemoteHosts:
 
     @property
     def there(self) -> list[RemoteHost]:
-        """Those that workers can be started on."""
+        """Hosts that workers can be started on."""
         return [remote for remote in self.all if remote.is_ready and not remote.is_left_out]
 
     @property
@@ -69,7 +69,7 @@ class RemoteHosts:
         return sum(remote.host.slots for remote in self.there)
 
     def count_failure(self, of: RemoteHost) -> int:
-        """How many failures in a row were of a host's workers, with one more."""
+        """The number of failures in a row that were of a host's workers, with one more."""
         for remote in self.all:
             remote.failures = remote.failures + 1 if remote is of else 0
         return of.failures

@@ -81,7 +81,7 @@ class StallDetector:
         return Stall(seconds=waited) if waited > limit else None
 
     def limit_seconds(self, phase: str) -> float:
-        """How long a phase may go without a report."""
+        """The time that a phase may go without a report."""
         if phase == "connect":
             return self._start_timeout
         if self._timeout is not None:
@@ -136,7 +136,7 @@ def parse_stacks(lines: Iterable[str]) -> list[list[Frame]]:
 
 
 def place_outside_tensorflow(threads: Sequence[Sequence[Frame]]) -> Frame | None:
-    """Where Python code keeps a worker busy; None when it waits inside TensorFlow, as the peers of a stuck one do.
+    """The place where Python code keeps a worker busy; None when it waits inside TensorFlow, as a stuck one's peers do.
 
     The main thread counts, and Python that a graph calls, such as a generator of input data. What matters is the
     innermost frame of somebody's own: a lock of the standard library says nothing of who waits.

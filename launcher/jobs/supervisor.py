@@ -114,7 +114,7 @@ class Supervisor:
             decision, outcomes = self._watch(workers)
             cause = decision.cause
             if self._drill:
-                self._drill.ended(workers, decision)
+                self._drill.ended(decision)
         finally:
             self._backend.clear(cause)
         decision = self._account_for_the_living(workers, decision)
@@ -388,7 +388,7 @@ class Supervisor:
         )
 
     def _stopped_between(self, decision: Decision | None = None) -> Decision:
-        """What a signal means while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
+        """The decision on a signal while no worker runs: the last state is saved, so SIGTERM is a preemption as any."""
         number = self._signals[0]
         exit_code = 128 + number if number == signal.SIGINT else EXIT_PREEMPTED
         return Decision(action=Action.STOP, exit_code=exit_code, cause=decision.cause if decision else None)

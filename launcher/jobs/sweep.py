@@ -47,7 +47,7 @@ class Trial(NamedTuple):
         return ran[-len(self.arguments) :] == self.arguments and _is_as_it_was(found.record)
 
     def said(self, how: str) -> str:
-        """How it ended, and what it came to."""
+        """A line on its end, and what it came to."""
         results = comparison.ComparedRuns.of([run_folder.read(self.folder)]).results().items()
         told = [f"{name} {cells[0]}" for name, cells in results if name.startswith("best ") or name == "wall time"]
         return ", ".join([f"{self.title}: {how}", *told])

@@ -59,10 +59,10 @@ class Transport(Protocol):
     missing: str
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        """What to run here, so that `command` runs on `host`."""
+        """The command line that runs `command` on `host` from here."""
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """What the transport itself says by an exit code and the last lines of its stderr; None when it says nothing,
+        """The transport's own reason, by an exit code and the last lines of its stderr; None when it says nothing,
         so that both are the command's."""
 
 
@@ -176,7 +176,7 @@ class Exec:
         return tuple(words)
 
     def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """What the agent says when it hears nothing; whatever else the program says is the command's."""
+        """The agent's words when it hears nothing; whatever else the program says is the command's."""
         if not has_any([NO_INPUT], lines):
             return None
         message = f"the agent on {host.name} gets no input; --command must pass it on, as kubectl exec does with -i"
@@ -195,7 +195,7 @@ def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
 
 
 def missing(program: str, advice: str, path: str | None = None) -> str:
-    """That there is no such program on `path`, by default PATH, and what to do; empty where there is."""
+    """Words that there is no such program on `path`, by default PATH, and what to do; empty where there is."""
     return "" if shutil.which(program, path=path) else f"there is no {program} on PATH; {advice}"
 
 
@@ -216,44 +216,42 @@ def parse_hosts(hosts: str | None, hostfile: str | None, workers: int | None) ->
     if hosts is not None and hostfile is not None:
         raise UsageError(f"--hosts={hosts} and --hostfile={hostfile}: give one of them")
     if hosts is not None:
-        source, found = f"--hosts={hosts}", [_host(word.strip(), f"--hosts={hosts}") for word in hosts.split(",")]
+        source, named = f"--hosts={hosts}", [_host(word.strip(), f"--hosts={hosts}") for word in hosts.split(",")]
     elif hostfile is not None:
-        source, found = f"--hostfile={hostfile}", _read(hostfile)
+        source, named = f"--hostfile={hostfile}", _read(hostfile)
     else:
         raise UsageError("which hosts? give --hosts=a,b,c or --hostfile=FILE")
-    seen: set[str] = set()
-    for host, _ in found:
-        if host.address in seen:
-            raise UsageError(f"{source}: {host.address!r} is named twice; for several workers a host, raise --workers")
-        seen.add(host.address)
-    if any(slots for _, slots in found):
-        counts = [slots or 1 for _, slots in found]
-        if (workers or 0) > sum(counts):
-            raise UsageError(f"--workers={workers}: {source} has slots for {sum(counts)}; leave --workers out")
-    else:
-        share, rest = divmod(max(workers or 0, len(found)), len(found))
-        if rest:
-            raise UsageError(
-                f"--workers={workers}: give a multiple of the {len(found)} hosts, fewer, which leaves the last hosts "
-                "as spares, or a --hostfile with slots"
-            )
-        counts = [share] * len(found)
-    return tuple(dataclasses.replace(host, slots=count) for (host, _), count in zip(found, counts, strict=True))
+    addresses = [host.address for host in named]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise UsageError(f"{source}: {address!r} is named twice; for several workers a host, raise --workers")
+    share, rest = divmod(max(workers or 0, len(named)), len(named))
+    if any(host.slots for host in named):
+        share, slots = 1, sum(host.slots or 1 for host in named)
+        if (workers or 0) > slots:
+            raise UsageError(f"--workers={workers}: {source} has slots for {slots}; leave --workers out")
+    elif rest:
+        raise UsageError(
+            f"--workers={workers}: give a multiple of the {len(named)} hosts, fewer, which leaves the last hosts "
+            "as spares, or a --hostfile with slots"
+        )
+    return tuple(dataclasses.replace(host, slots=host.slots or share) for host in named)
 
 
-def _read(hostfile: str) -> list[tuple[Host, int | None]]:
+def _read(hostfile: str) -> list[Host]:
     try:
         text = Path(hostfile).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--hostfile={hostfile}: cannot be read: {getattr(error, 'strerror', error)}") from None
     lines = [(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), start=1)]
-    found = [_host(" ".join(words), f"--hostfile={hostfile}, line {number}") for number, words in lines if words]
-    if not found:
+    named = [_host(" ".join(words), f"--hostfile={hostfile}, line {number}") for number, words in lines if words]
+    if not named:
         raise UsageError(f"--hostfile={hostfile}: names no host; write one a line")
-    return found
+    return named
 
 
-def _host(text: str, source: str) -> tuple[Host, int | None]:
+def _host(text: str, source: str) -> Host:
+    """A host with the slots that `text` gives it, or 0."""
     name, _, rest = text.partition(" ")
     match = _HOST.fullmatch(name)
     if match is None:
@@ -261,4 +259,4 @@ def _host(text: str, source: str) -> tuple[Host, int | None]:
     slots = _SLOTS.fullmatch(rest)
     if rest and slots is None:
         raise UsageError(f"{source}: {rest!r} behind {name}: only slots=K is known, the number of its workers")
-    return Host(name=name, address=match["address"]), int(slots[1]) if slots else None
+    return Host(name=name, address=match["address"], slots=int(slots[1]) if slots else 0)

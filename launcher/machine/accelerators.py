@@ -180,7 +180,7 @@ def card_of(name: str) -> Card | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CudaWheels:
-    """What TensorFlow's own wheels of one version are built for; docs/install.md shows the table.
+    """GPUs and libraries that TensorFlow's own wheels of one version are built for; docs/install.md shows the table.
 
     Attributes:
       cuda, cudnn: versions, as the wheels' `[and-cuda]` requires them at least.
@@ -209,7 +209,7 @@ KERNELS, PTX = "kernels", "PTX"
 
 
 def how_it_runs(kernels: Iterable[str], capability: tuple[int, int]) -> str | None:
-    """How a build runs on a GPU: by KERNELS of it, by PTX that the driver compiles first, or, None, not at all.
+    """The way a build runs on a GPU: by KERNELS of it, by PTX that the driver compiles first, or, None, not at all.
 
     A kernel runs on the GPUs of its major version from its minor one on; "compute_90" is kernels and PTX, which any
     later GPU can compile (CUDA C++ Programming Guide, "Compute Capabilities").

@@ -17,7 +17,7 @@ class Range(NamedTuple):
     size: int
 
     def of(self, array: np.ndarray) -> np.ndarray:
-        """That stretch of an array, in its memory."""
+        """The stretch of an array, in its memory."""
         return array[(slice(None),) * self.axis + (slice(self.begin, self.begin + self.size),)]
 
 
@@ -37,7 +37,7 @@ def whole_of(make: Callable[[], np.ndarray]) -> Source:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What this process has of an array of `shape`; a source of that stretch alone."""
+    """The part that this process has of an array of `shape`; a source of that stretch alone."""
 
     array: np.ndarray
     where: Range

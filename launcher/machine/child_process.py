@@ -92,7 +92,7 @@ def signal_name(number: int) -> str:
 
 
 def describe_end(returncode: int, lines: Sequence[str], *, count: int) -> tuple[str, str]:
-    """How a child process ended, "exit code 3" or "signal SIGABRT", and its last words."""
+    """The end of a child process, "exit code 3" or "signal SIGABRT", and its last words."""
     how = f"exit code {returncode}" if returncode >= 0 else f"signal {signal_name(-returncode)}"
     return how, last_words(lines, count)
 

@@ -1,4 +1,4 @@
-"""What hardware this machine has, what of it trains, and how it is set up before TensorFlow starts to use it."""
+"""Devices of this machine, those of them that train, and their setting up before TensorFlow starts to use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Devices:
 @gin_bindings.settings("gpu")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuOptions:
-    """How GPUs are set up.
+    """Settings of GPUs.
 
     Attributes:
       memory_growth: take memory as it is needed, not all of it at the start.
@@ -102,7 +102,7 @@ class StrategyPlan:
 
 
 def of_gpus(gpus: Sequence[Gpu]) -> dict[str, Any]:
-    """What a plan says of the GPUs that it uses."""
+    """Fields of a plan on the GPUs that it uses."""
     capabilities: list[Any] = [gpu.compute_capability for gpu in gpus]
     least = None if None in capabilities else min(capabilities, default=None)
     return {"compute_capability": least, "gpu_model": gpus[0].model if gpus else ""}
@@ -123,7 +123,7 @@ def discover() -> Devices:
 
 
 def gpu_notes(gpus: tuple[Gpu, ...], options: GpuOptions) -> tuple[str, ...]:
-    """What to know about the precision of these GPUs, a line for each model."""
+    """Notes on the precision of these GPUs, a line for each model."""
     notes = []
     for gpu in dict.fromkeys(gpus):
         capability = gpu.compute_capability
@@ -161,7 +161,7 @@ def configure_gpus(count: int, options: GpuOptions) -> None:
 
 
 def settings_left(plan: StrategyPlan) -> tuple[str, ...]:
-    """What a person should know of GPUs that TensorFlow had used before they could be set up, as in a notebook."""
+    """Notes on GPUs that TensorFlow had used before they could be set up, as in a notebook."""
     wanted, gpus = plan.gpu_options.memory_growth, tf.config.list_physical_devices("GPU")
     if plan.accelerator != "gpu" or all(tf.config.experimental.get_memory_growth(gpu) == wanted for gpu in gpus):
         return ()

@@ -38,7 +38,7 @@ def on_gce(environ: Mapping[str, str], product_name: Path = PRODUCT_NAME) -> boo
 
 
 def ask(environ: Mapping[str, str], name: str) -> str | None:
-    """What the metadata server knows of this machine by `name`; None elsewhere than on GCE, or if it does not know.
+    """A value that the metadata server has for this machine; None elsewhere than on GCE, or if it does not know.
 
     A name is a path below "instance/", such as "attributes/accelerator-type".
     """

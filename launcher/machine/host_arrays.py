@@ -48,7 +48,7 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def rows_of(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
-    """What gives rows of an array by their indices, on the device of the scope.
+    """A function that gives rows of an array by their indices, on the device of the scope.
 
     A large array is read where it lies, from the first of its rows at which a tensor can begin; NumPy puts large arrays
     16 bytes behind such a place. Rows that never meet one, such as those of 64 bytes each, are copied.

@@ -1,4 +1,4 @@
-"""What is installed of Launcher, and the command that installs more, for the way in which this copy was installed.
+"""The installation: what is there of Launcher, and the command that installs more, for a checkout or another copy.
 
 No package index has Launcher, so its name alone does not do. Imports no TensorFlow: it may be what is missing.
 """
@@ -33,7 +33,7 @@ _TENSORFLOW_OF_JAX = (2, 18)
 
 
 def command(extra: str) -> str:
-    """What to type for an extra of setup.py, such as "text".
+    """The command that installs an extra of setup.py, such as "text".
 
     A checkout is named by its folder; elsewhere the extra's packages are named.
     """
@@ -59,7 +59,7 @@ def required(module: str, *, by: str, extra: str, package: str = "") -> types.Mo
 
 
 def tensorflow_command() -> str:
-    """What to type for TensorFlow, for each kind of machine."""
+    """The command that installs TensorFlow, for each kind of machine."""
     return f"{command('cpu')}, with [cuda] in the place of [cpu] for NVIDIA GPUs, or [tpu] on a Cloud TPU VM"
 
 
@@ -74,7 +74,7 @@ def require_python_of_jax(what: str, extra: str = "preflight") -> None:
 
 
 def jax_command(extra: str) -> str:
-    """What to do for an extra that brings JAX: what to type, unless this environment's TensorFlow would break by it."""
+    """Advice for an extra that brings JAX: what to type, unless this environment's TensorFlow would break by it."""
     for package in _versions(*_TENSORFLOWS):
         if extra == "jax_tpu" and package.startswith("tensorflow-tpu "):
             return (
@@ -93,7 +93,7 @@ def version_text() -> str:
 
 
 def _versions(*names: str) -> list[str]:
-    """Those of the packages that are installed, such as "keras 3.15.1"."""
+    """Names and versions of those packages that are installed, such as "keras 3.15.1"."""
     import importlib.metadata
 
     found = []
@@ -116,7 +116,7 @@ def _packages(distribution: Distribution, extra: str) -> list[str]:
 
 
 def python() -> str:
-    """What to type for this interpreter: `python` where a shell finds it by that, else its path, quoted."""
+    """The command for this interpreter: `python` where a shell finds it by that, else its path, quoted."""
     if os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable):
         return "python"
     path = os.path.relpath(sys.executable)

@@ -46,7 +46,7 @@ class JaxDevices:
 
     @property
     def memory_bytes(self) -> int:
-        """What each device of this process offers to programs; 0 where JAX does not say, as of CPUs."""
+        """Bytes that each device of this process offers to programs; 0 where JAX does not say, as of CPUs."""
         return min((one.memory_stats() or {}).get("bytes_limit", 0) for one in self.local)
 
     @contextlib.contextmanager

@@ -78,7 +78,7 @@ def names(environ: Mapping[str, str]) -> list[str]:
 
 
 def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, NvidiaGpu]:
-    """What CUDA makes of its variable: GPUs by their names in it; None for a machine of which nothing is known.
+    """The GPUs that CUDA takes by its variable, by their names in it; None for a machine of which nothing is known.
 
     It takes numbers, UUIDs, or what one UUID alone begins with, all of one kind, up to the first that names no GPU; and
     nothing at all where one is named twice.

@@ -75,7 +75,7 @@ def _names(workers: Mapping[int, str]) -> str:
 
 
 def port_taken(cluster: Cluster) -> PortTakenError:
-    """What to raise when another process listens on this worker's port."""
+    """The error for another process that listens on this worker's port."""
     return PortTakenError(
         f"worker {cluster.index} cannot listen on the port of {cluster.workers[cluster.index]}: another process has "
         "it. Run again; where ports are given by hand, as in TF_CONFIG, choose one that is free"

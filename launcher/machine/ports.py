@@ -54,7 +54,7 @@ def call(address: str, seconds: float) -> socket.socket:
 
 
 def public_address_notes(workers: Sequence[str], proc: Path = Path("/proc/net")) -> list[str]:
-    """What a person should know of workers with public addresses; no name is looked up. `proc` lists this host's."""
+    """Notes on workers with public addresses; no name is looked up. `proc` lists this host's."""
     if len(workers) < 2:
         return []
     given = [address.rpartition(":")[0].strip("[]") for address in workers]

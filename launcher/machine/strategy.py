@@ -1,4 +1,4 @@
-"""Which devices train, and the tf.distribute strategy over them.
+"""The devices that train, and the tf.distribute strategy over them.
 
 `plan` decides from flags, environment and the devices that are there, and touches none of them; `configure` sets up
 those of this process, and `build` makes the strategy over them.
@@ -31,7 +31,7 @@ KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What was asked for, and what is there."""
+    """A request for a strategy, and what is there."""
 
     replicas: int | None
     tpu: str | None

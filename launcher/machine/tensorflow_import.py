@@ -80,7 +80,7 @@ def _absent(*packages: str) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """What is made while it is open stays: modules are no garbage, and looking whether they are takes time."""
+    """Objects that are made while it is open stay: modules are no garbage, and looking whether they are takes time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -175,7 +175,7 @@ class Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
 
 
 def hosts_of_this_slice(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """How many hosts the slice of this TPU VM has, and the number of this one; None where this cannot be known.
+    """The number of hosts of this TPU VM's slice, and the place of this one; None where this cannot be known.
 
     On GKE variables say so. Elsewhere the metadata server does, on the machines of Google's cloud, in the attributes
     that JAX goes by, too (jax/_src/clusters/cloud_tpu_cluster.py).

@@ -9,7 +9,7 @@ _compiles = contextvars.ContextVar("compiles", default=False)
 
 @contextlib.contextmanager
 def compiling(on: bool) -> Iterator[None]:
-    """What is traced in this block will be compiled by XLA, or not."""
+    """Functions that are traced in this block will be compiled by XLA, or not."""
     token = _compiles.set(on)
     try:
         yield

@@ -72,20 +72,21 @@ class Drill:
 
     def turn(self, workers: Sequence[Worker]) -> None:
         """Some times a second: notes how far the workers are, and makes the fault when it is time."""
-        attempt = self.attempts[-1]
-        reports = [worker.report for worker in workers if worker.report is not None]
-        for each in reports:
-            self._note(attempt, each)
         for worker in workers:
-            may_strike = self.fault is None and len(self.attempts) == 1 and worker.command.rank == self._plan.worker
-            if may_strike and self._is_time(worker.report):
-                self._strike(worker)
-        for each in reports:
-            if self.fault and not self._struck and each.drill_struck:
-                self._struck = True
-                self.fault.at = max(self.fault.at, each.monotonic)
+            report = worker.report
+            if report is None or report.step is None:
+                continue
+            self._note(self.attempts[-1], report, report.step)
+            if len(self.attempts) > 1 or worker.command.rank != self._plan.worker:
+                continue
+            if self.fault is None and self._is_time(report, report.step):
+                self._strike(worker, report.step)
+            elif self.fault and self._plan.in_worker and not self._struck:
+                # Its last report before the fault is the nearest to it that anybody has seen.
+                self._struck = report.drill_struck
+                self.fault.at = max(self.fault.at, report.monotonic)
 
-    def ended(self, workers: Sequence[Worker], decision: Decision) -> None:
+    def ended(self, decision: Decision) -> None:
         """At the end of an attempt, before the rest of it is ended: keeps who was named, and when."""
         attempt = self.attempts[-1]
         attempt.ended_at = time.monotonic()
@@ -94,10 +95,6 @@ class Drill:
             attempt.cause, attempt.what = decision.cause.rank, first_error.what_happened(decision.cause)
             if decision.cause.error:
                 attempt.what += f": {decision.cause.error.type}"
-        if self.fault is not None and self._plan.in_worker and not self._struck and len(self.attempts) == 1:
-            # The worker's last report before the fault is the nearest to it that anybody has seen.
-            reports = [w.report for w in workers if w.command.rank == self._plan.worker and w.report is not None]
-            self.fault.at = max([self.fault.at, *(report.monotonic for report in reports)])
 
     def _after_attempt(self, attempt: Attempt) -> None:
         attempt.newest_checkpoint = files.newest_step(self._model_dir)
@@ -107,34 +104,28 @@ class Drill:
             fault.damaged_sha256 = files.damage(self._model_dir, fault.damaged_step)
             self._console.note(f"drill: the checkpoint of step {fault.damaged_step} is damaged now")
 
-    def _note(self, attempt: Attempt, report: Report) -> None:
-        if report.step is None:
-            return
+    def _note(self, attempt: Attempt, report: Report, step: int) -> None:
         if attempt.first_step is None:
             attempt.first_step = report.first_step
             if self.fault and self.fault.damaged_sha256:
                 # Now it has been skipped. Later, when that step is done anew, its checkpoint may be written anew.
                 self.fault.kept = files.is_kept(self._model_dir, self.fault.damaged_sha256)
-        attempt.furthest_step = max(attempt.furthest_step, report.step)
-        if attempt.training_at is None and attempt.first_step is not None and report.step > attempt.first_step:
+        attempt.furthest_step = max(attempt.furthest_step, step)
+        if attempt.training_at is None and attempt.first_step is not None and step > attempt.first_step:
             attempt.training_at = report.monotonic
 
-    def _is_time(self, report: Report | None) -> bool:
-        if report is None or report.step is None or report == self._looked_at:
+    def _is_time(self, report: Report, step: int) -> bool:
+        if report == self._looked_at:
             return False
         self._looked_at = report
-        if self._plan.step is not None and report.step < self._plan.step:
-            return False
-        if self._plan.step is not None and self._plan.kind != CORRUPT:
-            return True
+        if self._plan.step is not None and (step < self._plan.step or self._plan.kind != CORRUPT):
+            return step >= self._plan.step
         self._new_steps |= set(files.all_steps(self._model_dir)) - self._known_steps
         needed = 2 if self._plan.kind == CORRUPT else 1  # one to damage, and one to go on from
-        return len(self._new_steps) >= needed and report.phase == "train" and report.step >= max(self._new_steps)
+        return len(self._new_steps) >= needed and report.phase == "train" and step >= max(self._new_steps)
 
-    def _strike(self, worker: Worker) -> None:
-        assert worker.report is not None and worker.report.step is not None
-        rank, step = worker.command.rank, worker.report.step
-        self._console.note(f"drill: now, at step {step}: {_WORDS[self._plan.kind].format(rank)}")
+    def _strike(self, worker: Worker, step: int) -> None:
+        self._console.note(f"drill: now, at step {step}: {_WORDS[self._plan.kind].format(worker.command.rank)}")
         self.fault = Fault(at=time.monotonic(), step=step)
         if self._plan.kind == PREEMPT:
             os.kill(os.getpid(), signal.SIGTERM)

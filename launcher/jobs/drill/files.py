@@ -54,7 +54,7 @@ def is_kept(model_dir: Path, sha256: str) -> bool:
 
 
 def difference(one: Path, other: Path) -> str:
-    """What distinguishes the last checkpoints of two runs; empty when their arrays are equal bit for bit."""
+    """The difference between the last checkpoints of two runs; empty when their arrays are equal bit for bit."""
     from launcher.checkpoints import CheckpointReadError, CheckpointStore
 
     found = []

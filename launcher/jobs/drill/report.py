@@ -105,7 +105,7 @@ def conclude(
 
 
 def text(record: Mapping[str, Any], model_dir: Path) -> str:
-    """What `conclude` has found, for the terminal."""
+    """The report of `conclude`, for the terminal."""
     kind, step, named = record["kind"], record["fault_step"], record["named"]
     noticed = _seconds(record["seconds_to_detection"])
     lines = {

@@ -1,4 +1,4 @@
-"""Who am I, and who are my peers: read from the environment that a scheduler or a person prepared.
+"""The cluster: this process's rank and its peers, read from the environment that a scheduler or a person prepared.
 
 In order of precedence: TF_CONFIG, a Slurm job step, a Kubernetes JobSet or Indexed Job, the hosts of a Cloud TPU, and
 else alone. What each of the first three must say is in the module of its name. Nothing here imports TensorFlow.
@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def on_this_host(self) -> int:
-        """How many of the workers share this one's host."""
+        """The number of workers that share this one's host."""
         hosts = [address.rpartition(":")[0] for address in self.workers]
         return hosts.count(hosts[self.index]) if hosts else 1
 
@@ -66,7 +66,7 @@ class Cluster:
 
     @property
     def to_train_alone(self) -> str:
-        """What a person does to train without these peers, such as "unset TF_CONFIG"; empty where there are none."""
+        """The way to train without these peers, such as "unset TF_CONFIG"; empty where there are none."""
         return _TO_TRAIN_ALONE.get(self.source, "")
 
 
@@ -147,7 +147,7 @@ def _check_alone(variable: str, value: str) -> None:
 
 
 def without_peers(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that is to be given peers inherits: `environ` without what a scheduler or a person says of others.
+    """Variables for a process that is to be given peers: `environ` without what a scheduler or a person says of others.
 
     The process that starts it has its own place there, which its workers do not share.
     """
@@ -155,7 +155,7 @@ def without_peers(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _others(sources: Iterable[Callable[[Mapping[str, str]], Claim | None]], environ: Mapping[str, str]) -> list[Claim]:
-    """What sources of lower precedence say, as far as they make sense: nobody asked them."""
+    """Claims of sources of lower precedence, as far as they make sense: nobody asked them."""
     claims = []
     for source in sources:
         try:

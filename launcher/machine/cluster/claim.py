@@ -1,4 +1,4 @@
-"""What one source says about this process's place, and how its variables are read."""
+"""A claim: what one source says about this process's place, and the reading of its variables."""
 
 import dataclasses
 import re

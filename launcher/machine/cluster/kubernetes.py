@@ -36,7 +36,7 @@ _REPLICATED_JOB_NAME = f"{_IN_TEMPLATE}annotations['jobset.sigs.k8s.io/replicate
 
 
 def claim(environ: Mapping[str, str]) -> Claim | None:
-    """What the pod's variables say; None outside of an indexed pod, and UsageError where they contradict each other."""
+    """The claim of the pod's variables; None outside of an indexed pod, UsageError where they contradict each other."""
     if not environ.get(_INDEX, "").strip():
         if environ.get(_NUM_WORKERS, "").strip():
             raise UsageError(f"{_NUM_WORKERS}={environ[_NUM_WORKERS]!r}, but {_INDEX} is missing or empty: {_INDEXED}")

@@ -47,7 +47,7 @@ _UNCHANGED = "leave the variables that srun sets as they are, or name the worker
 
 
 def claim(environ: Mapping[str, str]) -> Claim | None:
-    """What the job step says; None outside of Slurm and in a job of one task that srun did not start.
+    """The claim of the job step; None outside of Slurm and in a job of one task that srun did not start.
 
     Raises UsageError where the step's variables are incomplete, or srun was forgotten.
     """
@@ -179,7 +179,7 @@ def _numbers(item: str) -> list[str]:
 
 
 def scontrol(environ: Mapping[str, str], *arguments: str) -> str:
-    """What Slurm's controller tells; "" where there is no scontrol (in a container), or none that works."""
+    """The answer of Slurm's controller; "" where there is no scontrol (in a container), or none that works."""
     program = shutil.which("scontrol", path=environ.get("PATH", ""))
     if program is None:
         return ""
@@ -237,7 +237,7 @@ def _places(environ: Mapping[str, str], counts: Sequence[int]) -> list[tuple[int
 
 
 def _check_own_place(environ: Mapping[str, str], hosts: Sequence[str], place: tuple[int, int]) -> None:
-    """That Slurm has put this task where the order of nodes and tasks says."""
+    """UsageError unless Slurm has put this task where the order of nodes and tasks says."""
     node, local = place
     for name, expected in (("SLURMD_NODENAME", hosts[node]), ("SLURM_LOCALID", str(local))):
         seen = environ.get(name, "").strip()

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0
 
 
 def claim(environ: Mapping[str, str]) -> Claim | None:
-    """What TF_CONFIG says; None where it is not set, UsageError where it is nothing of the kind or not coherent."""
+    """The claim of TF_CONFIG; None where it is not set, UsageError where it is nothing of the kind or not coherent."""
     given = environ.get("TF_CONFIG", "")
     if not given.strip():
         return None
