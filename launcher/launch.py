@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind = backends.chosen(options)
         make = kind.make
         if make is None:
-            return _apply(options, job, argv[1:])
+            return kubernetes.run(options, job, argv[1:])
         drill = plan.make_plan(options, job)
         if "private_network" in kind.flags and not options.dry_run:  # before any thread
             console.note(private_network.enter(options.private_network, job, os.environ))
@@ -214,16 +214,6 @@ def _isolated(work: Callable[[], Any]) -> Any:
         return run_forked(work, seconds=_LEASE_SECONDS)
     except RuntimeError as error:
         raise OSError(f"the disk did not answer: {error}") from error
-
-
-def _apply(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
-    """Hands the job to a cluster that supervises it by itself."""
-    where = kubernetes.pods(options, job)
-    if options.dry_run:
-        sys.stdout.write(kubernetes.render(job, where, arguments))
-        return EXIT_DONE
-    flush_standard_streams()
-    return kubernetes.run(job, where, arguments)
 
 
 def command() -> int:

@@ -240,7 +240,7 @@ def _shown(item: str) -> str:
 
 
 def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    found = {
+    variables = {
         name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }
     for item in wanted:
@@ -249,8 +249,8 @@ def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(f"--env={_shown(item)}: {name!r} is not the name of a variable; write NAME or NAME=VALUE")
         if not is_set and name not in environ:
             raise UsageError(f"--env={name}: {name} is not set here; set it, or write --env={name}=VALUE")
-        found[name] = value if is_set else environ[name]
-    return found
+        variables[name] = value if is_set else environ[name]
+    return variables
 
 
 KINDS: Mapping[str, Kind] = {

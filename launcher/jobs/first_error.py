@@ -76,7 +76,9 @@ class FirstError:
 
     @property
     def _victims(self) -> dict[int, str]:
-        return {one.rank: _beside(one, self.cause) for one in self.outcomes if one.rank != self.cause.rank}
+        return {
+            outcome.rank: _beside(outcome, self.cause) for outcome in self.outcomes if outcome.rank != self.cause.rank
+        }
 
 
 def what_happened(outcome: Outcome) -> str:

@@ -28,24 +28,24 @@ def kill_marked(job: str, variable: str = JOB, *, but: Collection[int] = ()) -> 
     Linux only; elsewhere the groups are all there is to go by.
     """
     for _ in range(_ROUNDS):  # again, because one that is not yet dead may have started another
-        found = [process for process in marked(f"{variable}={job}".encode().__eq__) if process not in but]
-        for process in found:
+        processes = [process for process in marked(f"{variable}={job}".encode().__eq__) if process not in but]
+        for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
-        if not found:
+        if not processes:
             return
         time.sleep(_DEATH_SECONDS)
 
 
 def marked(is_mark: Callable[[bytes], bool]) -> list[int]:
     """Other processes of this host, by an environment variable, "NAME=value", that says whose they are; Linux only."""
-    found = []
+    processes = []
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
                 if any(map(is_mark, file.read().split(b"\0"))):
-                    found.append(int(name))
-    return [process for process in found if process != os.getpid()]
+                    processes.append(int(name))
+    return [process for process in processes if process != os.getpid()]
 
 
 def main(job: str, folder: str) -> None:

@@ -24,14 +24,15 @@ def check(backend: Backend, commands: Sequence[Command], ended: Callable[[Sequen
     """
     late = Trouble(state=WorkerState.STUCK, what=f"did not end within {_SECONDS:.0f} s")
     for names in _CHECKS:
-        workers = backend.start(tuple(_asked(one, f"--doctor_checks={names}") for one in commands))
+        workers = backend.start(tuple(_asked(command, f"--doctor_checks={names}") for command in commands))
         try:
             if not ended(workers, _SECONDS):
                 return True
             stand = outcomes(workers)
         finally:
             backend.clear()
-        cause = find_cause([one if one.code is not None else dataclasses.replace(one, trouble=late) for one in stand])
+        running = [outcome for outcome in stand if outcome.code is None]
+        cause = find_cause([dataclasses.replace(outcome, trouble=late) for outcome in running] or stand)
         if cause is None:
             continue
         (worker,) = (worker for worker in workers if worker.command.rank == cause.rank)

@@ -103,11 +103,15 @@ class Command:
     processors: tuple[int, ...] = ()
     is_quiet: bool = False
 
+    def given(self, variables: Mapping[str, str]) -> Command:
+        """This worker with more variables."""
+        return dataclasses.replace(self, environ={**self.environ, **variables})
+
     def reporting_in(self, folder: Path) -> Command:
         """This worker with files in `folder`, one of the host it runs on, for what it tells the supervisor."""
         reports, errors = progress.files(folder, self.rank)
         told = {progress.PROGRESS_FILE: str(reports), progress.ERROR_FILE: str(errors)}
-        return dataclasses.replace(self, environ={**self.environ, **told}, progress_file=reports, error_file=errors)
+        return dataclasses.replace(self.given(told), progress_file=reports, error_file=errors)
 
     def __str__(self) -> str:
         """The line a shell would run."""

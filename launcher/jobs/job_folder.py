@@ -51,8 +51,8 @@ class JobFolder:
 
     def newest_step(self) -> int:
         """The step of the newest complete checkpoint; -1 without one."""
-        found = self._ask("for the newest checkpoint", lambda: files.newest_step(self._path))
-        return -1 if found is None else int(found)
+        step = self._ask("for the newest checkpoint", lambda: files.newest_step(self._path))
+        return -1 if step is None else int(step)
 
     def check_writable(self) -> None:
         """Raises NotReady where the folder of earlier attempts takes no more, so that no worker could save."""
@@ -141,8 +141,8 @@ def _forget_error(job: Job, *, before: int | None = None) -> None:
     """Removes error.json, which is the chief's to do; what a faster peer says of attempt `before` stays."""
     path = Path(job.model_dir, FILE_NAME)
     if before is not None and job.member is not None:
-        found = strict_json.read_object(path)
-        if not found or found["attempt"] >= before:
+        record = strict_json.read_object(path)
+        if not record or record["attempt"] >= before:
             return
     if not job.member:
         with contextlib.suppress(OSError):

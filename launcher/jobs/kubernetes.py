@@ -131,17 +131,18 @@ def pods(options: flags.FlagValues, job: Job) -> Pods:
 def _read_overlay(path: str) -> Mapping[str, Any]:
     yaml: Any = installation.required("yaml", by="--overlay", extra="kubernetes", package="PyYAML")
     try:
-        found = yaml.safe_load(Path(path).read_text("utf-8"))
+        overlay = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"--overlay={path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     known = {"metadata", "spec", "pod"}
-    if not isinstance(found, dict) or not found.keys() <= known or not all(isinstance(v, dict) for v in found.values()):
+    is_known = isinstance(overlay, dict) and overlay.keys() <= known
+    if not is_known or not all(isinstance(part, dict) for part in overlay.values()):
         raise UsageError(
             f"--overlay={path}: expected mappings under {', '.join(sorted(known))}, which are laid over ours"
         )
-    if clash := {"name", "namespace"} & found.get("metadata", {}).keys():
+    if clash := {"name", "namespace"} & overlay.get("metadata", {}).keys():
         raise UsageError(f"--overlay={path}: metadata.{min(clash)} is for --job_name and --namespace to say")
-    return found
+    return overlay
 
 
 def _laid_over(ours: Any, theirs: Any) -> Any:
@@ -149,9 +150,9 @@ def _laid_over(ours: Any, theirs: Any) -> Any:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {**ours, **{key: _laid_over(ours.get(key), value) for key, value in theirs.items()}}
     lists = isinstance(ours, list) and isinstance(theirs, list)
-    if lists and all(isinstance(one, dict) and "name" in one for one in [*ours, *theirs]):
-        by_name = {one["name"]: one for one in theirs}
-        kept = [_laid_over(one, by_name.pop(one["name"], {})) for one in ours]
+    if lists and all(isinstance(item, dict) and "name" in item for item in [*ours, *theirs]):
+        by_name = {item["name"]: item for item in theirs}
+        kept = [_laid_over(item, by_name.pop(item["name"], {})) for item in ours]
         return [*kept, *by_name.values()]
     return theirs
 
@@ -211,10 +212,10 @@ def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
 def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
     """Part of a manifest with values in the place of their names, and without what has no value."""
     if isinstance(part, list):
-        return [_filled_in(one, values) for one in part]
+        return [_filled_in(value, values) for value in part]
     if isinstance(part, dict):
-        found = {name: _filled_in(one, values) for name, one in part.items()}
-        return {name: one for name, one in found.items() if one not in (None, {})}
+        filled = {name: _filled_in(value, values) for name, value in part.items()}
+        return {name: value for name, value in filled.items() if value not in (None, {})}
     return values[part[1:]] if isinstance(part, str) and part.startswith("$") else part
 
 
@@ -245,17 +246,21 @@ that enforces a NetworkPolicy; on others, let only people you trust into the clu
     return comment + str(yaml.safe_dump_all(_manifests(job, where, yaml), sort_keys=False, width=120))
 
 
-def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
-    """Hands the job to the cluster that kubectl is set to, where that takes all of it.
+def run(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
+    """Hands the job to the cluster that kubectl is set to, where that takes all of it; it is supervised there.
 
     Raises:
       UsageError: one of this name is there.
       LauncherError: the cluster refuses.
     """
+    where = pods(options, job)
+    content = render(job, where, arguments)
+    if options.dry_run:
+        sys.stdout.write(content)
+        return EXIT_DONE
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
-    content = render(job, where, arguments)
     for words in (["create", "--dry-run=server"], ["create"]):
         command = [kubectl, *words, "--filename=-"]
         done = subprocess.run(command, input=content, text=True, check=False, capture_output=True)
@@ -271,10 +276,10 @@ def run(job: Job, where: Pods, arguments: Sequence[str]) -> int:
 
 
 def _quantities(items: Sequence[str]) -> dict[str, str]:
-    found = {}
+    quantities = {}
     for item in items:
         name, separator, value = item.partition("=")
         if not (separator and _KEY.fullmatch(name) and _QUANTITY.fullmatch(value)):
             raise UsageError(f"--resources: {item!r} is not NAME=VALUE as in cpu=8,memory=64Gi,nvidia.com/gpu=8")
-        found[name] = value
-    return found
+        quantities[name] = value
+    return quantities

@@ -88,7 +88,7 @@ class LocalBackend:
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         with self._using_scratch():
             self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        rank, found = 0, []
+        rank, became = 0, []
         try:
             self._start_guard()
             with self._using_scratch():
@@ -98,14 +98,14 @@ class LocalBackend:
                 rank = command.rank
                 environ = self._all_variables(command)
                 spare = self._spare_process(command, environ)
-                found += [rank] if spare else []
+                became += [rank] if spare else []
                 worker = LocalWorker(command, self._make_tee(command), environ, spare)
                 self._workers.append(worker)
                 self._selector.register(worker.output, selectors.EVENT_READ, worker)
                 self._tell_guard()
             self._drop_spares()
-            if found:
-                self._console.note(f"--standby: spare processes became worker(s) {', '.join(map(str, found))}")
+            if became:
+                self._console.note(f"--standby: spare processes became worker(s) {', '.join(map(str, became))}")
         except OSError as error:
             self.clear()
             program = error.filename or sys.executable

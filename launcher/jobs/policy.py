@@ -106,7 +106,11 @@ class Outcome:
 def find_cause(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The worker that failed first: the earliest failure that is not the echo of another; None when none failed."""
     failed = [outcome for outcome in outcomes if outcome.state not in _NOT_FAILED]
-    return min(failed, key=lambda one: (one.state is WorkerState.VICTIM, one.failed_at, one.rank), default=None)
+
+    def order(outcome: Outcome) -> tuple[bool, float, int]:
+        return outcome.state is WorkerState.VICTIM, outcome.failed_at, outcome.rank
+
+    return min(failed, key=order, default=None)
 
 
 class Action(enum.Enum):

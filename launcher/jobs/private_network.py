@@ -59,8 +59,10 @@ def _needs_network(job: Job, environ: Mapping[str, str]) -> bool:
         statements = [statement for path in paths for statement in gin_files.read_file(path, opened=[])]
     except LauncherError:
         return True
-    if any(one.folder if isinstance(one, gin_files.Import) else "://" in str(one.value) for one in statements):
-        return True  # of a recipe of Launcher's, `folder` is empty: what it imports is Launcher's, too
+    for statement in statements:
+        # Of a recipe of Launcher's, `folder` is empty: what it imports is Launcher's, too.
+        if statement.folder if isinstance(statement, gin_files.Import) else "://" in str(statement.value):
+            return True
     return any(text.lstrip().startswith("import ") for text in request.gin_param)
 
 

@@ -71,7 +71,7 @@ class _Program:
         os.write(self._process.stdin.fileno(), said)
         streams = [self._process.stdout, self._process.stderr]
         ready, _, _ = select.select(streams, [], [], _TURN_SECONDS)
-        printed, errors = (os.read(one.fileno(), _CHUNK_BYTES) if one in ready else b"" for one in streams)
+        printed, errors = (os.read(stream.fileno(), _CHUNK_BYTES) if stream in ready else b"" for stream in streams)
         return printed, errors, None if printed or streams[0] not in ready else self._process.wait()
 
 

@@ -88,7 +88,7 @@ class RemoteBackend:
             argv = self.remotes.transport.argv(remote.host, agent)
             lines.append(f"# agent on {remote.host.name}, {remote.host.slots} worker(s)\n{shlex.join(argv)}\n")
         for command, seat in zip(self._commands(attempt, seats), seats, strict=True):
-            shown = dataclasses.replace(command, environ={**command.environ, **self.hidden})
+            shown = command.given(self.hidden)
             lines.append(f"# worker {command.rank} on {seat.remote.host.name}, log: {command.log}\n{shown}\n")
         return "".join(lines)
 
@@ -144,7 +144,7 @@ class RemoteBackend:
         for connection in connections:
             connection.send({"do": "clear"})
         deadline = time.monotonic() + _ANSWER_SECONDS
-        while missing := [one for one in connections - self._cleared if not one.lost]:
+        while missing := [connection for connection in connections - self._cleared if not connection.lost]:
             if time.monotonic() > deadline:
                 for connection in missing:
                     connection.drop(f"{connection.host.name} did not answer for {_ANSWER_SECONDS:g} s")
@@ -176,11 +176,15 @@ class RemoteBackend:
         common = {"PYTHONUNBUFFERED": "1"}
         if len(seats) < self.job.workers:
             common[FULL_WORKERS] = str(self.job.workers)
-        environs = [
-            {**self.remotes.environ, **tf_config.of_worker(addresses, rank), **common} for rank in range(len(seats))
-        ]
-        python = self.remotes.agent.python
-        return tuple(self.job.command(attempt, rank, python=python, environ=one) for rank, one in enumerate(environs))
+        return tuple(
+            self.job.command(
+                attempt,
+                rank,
+                python=self.remotes.agent.python,
+                environ={**self.remotes.environ, **tf_config.of_worker(addresses, rank), **common},
+            )
+            for rank in range(len(seats))
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

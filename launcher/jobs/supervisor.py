@@ -33,7 +33,7 @@ _SAVED_SECONDS = 5.0  # between looks for a new checkpoint, when hosts have come
 _SETTLE_SECONDS = 1.0
 _SETTLE_SYMPTOM_SECONDS = 3.0
 _DUMP_SECONDS = 5.0
-_DUMP_QUIET_SECONDS = 0.5
+_REST_SECONDS = 0.5  # for the rest of a dump that has begun
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -100,8 +100,7 @@ class Supervisor:
                 if self._signals:
                     return self._stopped_between()
             if self._attempts > 1:
-                again = {progress.RESTARTED: "1"}
-                commands = tuple(dataclasses.replace(one, environ={**one.environ, **again}) for one in commands)
+                commands = tuple(command.given({progress.RESTARTED: "1"}) for command in commands)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
             self._console.note(told)
             workers = self._backend.start(self._drill.commands(commands) if self._drill else commands)
@@ -323,7 +322,7 @@ class Supervisor:
         outcomes = _with_frozen(workers)
         if any(outcome.trouble for outcome in outcomes):
             return outcomes  # Whoever is frozen is the one that holds up the others.
-        return [dataclasses.replace(one, trouble=troubles.get(one.rank, one.trouble)) for one in outcomes]
+        return [dataclasses.replace(outcome, trouble=troubles.get(outcome.rank)) for outcome in outcomes]
 
     def _dump_stacks(self, workers: Sequence[Worker]) -> dict[int, list[list[Frame]]]:
         """The Python stacks of all who listen, by rank; they are in the logs too."""
@@ -331,18 +330,13 @@ class Supervisor:
         before = {worker.command.rank: worker.tee.num_lines for worker in asked}
         for worker in asked:
             worker.send(signal.SIGUSR1)
-        deadline = time.monotonic() + _DUMP_SECONDS
-        seen, changed_at = -1, time.monotonic()
-        stacks: dict[int, list[list[Frame]]] = {}
-        while (now := time.monotonic()) < deadline:
-            self._turn(workers)
-            stacks = {w.command.rank: parse_stacks(w.tee.since(before[w.command.rank])) for w in asked}
-            printed = sum(worker.tee.num_lines for worker in asked)
-            if printed != seen:
-                seen, changed_at = printed, now
-            elif all(stacks.values()) and now - changed_at > _DUMP_QUIET_SECONDS:
-                break
-        return {rank: threads for rank, threads in stacks.items() if threads}
+
+        def stacks() -> dict[int, list[list[Frame]]]:
+            return {w.command.rank: parse_stacks(w.tee.since(before[w.command.rank])) for w in asked}
+
+        self._turn_until(lambda: all(stacks().values()), workers, _DUMP_SECONDS)
+        self._turn_until(lambda: False, workers, _REST_SECONDS)
+        return {rank: threads for rank, threads in stacks().items() if threads}
 
     # ---------------------------------------------------------------------------------------------- between attempts
 

@@ -40,11 +40,11 @@ class Trial(NamedTuple):
 
     def is_done(self) -> bool:
         """Whether this very command has come to its end, and would train the same now; in doubt the run knows."""
-        found = run_folder.read(self.folder)
-        if found.record is None or found.status != "completed":
+        run = run_folder.read(self.folder)
+        if run.record is None or run.status != "completed":
             return False
-        ran = shlex.split(found.record.command)
-        return ran[-len(self.arguments) :] == self.arguments and _is_as_it_was(found.record)
+        ran = shlex.split(run.record.command)
+        return ran[-len(self.arguments) :] == self.arguments and _is_as_it_was(run.record)
 
     def said(self, how: str) -> str:
         """A line on its end, and what it came to."""
@@ -57,8 +57,9 @@ def _is_as_it_was(record: run_folder.RunRecord) -> bool:
     """Whether a run's recipe is all of its program, and in files that nobody has touched since."""
     opened: list[str] = []
     with contextlib.suppress(UsageError, OSError):
-        read = [one for name in record.recipe for one in gin_files.read_file(gin_files.find_file(name), opened=opened)]
-        is_all = not any(isinstance(one, gin_files.Import) for one in read)
+        paths = map(gin_files.find_file, record.recipe)
+        statements = [statement for path in paths for statement in gin_files.read_file(path, opened=opened)]
+        is_all = not any(isinstance(statement, gin_files.Import) for statement in statements)
         return is_all and all(os.path.getmtime(path) < record.started for path in opened)
     return False
 
@@ -77,10 +78,10 @@ def run(options: flags.FlagValues, model_dir: str, console: JobConsole, *given: 
     shares = [{nvidia.VARIABLE: ",".join(names)} for names in gpus] or [{}] * options.at_once
     codes = _run([trial for trial in trials if trial not in done], shares, console)
     console.close()  # so that the table comes after it
-    runs = [found for trial in trials if (found := run_folder.read(trial.folder)).is_run]
+    runs = [stored for trial in trials if (stored := run_folder.read(trial.folder)).is_run]
     runs.sort(key=comparison.score)
     if len(runs) > 1:
-        compare.run(modes.CompareRequest(run=tuple(str(one.path) for one in runs), model_dir=model_dir))
+        compare.run(modes.CompareRequest(run=tuple(str(stored.path) for stored in runs), model_dir=model_dir))
     return EXIT_PREEMPTED if EXIT_PREEMPTED in codes else next(filter(None, codes), EXIT_DONE)
 
 
@@ -143,7 +144,7 @@ def _trials(text: str, model_dir: str, *given: Sequence[str]) -> list[Trial]:
     trials = []
     for number, (folder, values) in enumerate(zip(folders, chosen, strict=True), 1):
         pairs = zip(bound, values, strict=True)
-        own = [f"--seed={one}" if name == "seed" else f"--gin_param={name} = {one!r}" for name, one in pairs]
+        own = [f"--seed={value}" if name == "seed" else f"--gin_param={name} = {value!r}" for name, value in pairs]
         own.append(f"--model_dir={folder}")
         title = f"trial {number} of {len(chosen)}, {folder.name}"
         trials.append(Trial(title, folder, [sys.executable, "-m", "launcher.launch", *of_job, *own], [*theirs, *own]))

@@ -4,7 +4,6 @@ The supervisor runs the job as ever and tells the drill of it, which makes the f
 time, measures what follows, and says at the end whether all was as it should be.
 """
 
-import dataclasses
 import os
 import signal
 import time
@@ -63,12 +62,8 @@ class Drill:
         self.attempts.append(Attempt())
         if len(self.attempts) > 1 or not self._plan.in_worker:
             return commands
-        return tuple(
-            dataclasses.replace(command, environ={**command.environ, drill.VARIABLE: self._plan.kind})
-            if command.rank == self._plan.worker
-            else command
-            for command in commands
-        )
+        told = {drill.VARIABLE: self._plan.kind}
+        return tuple(command.given(told if command.rank == self._plan.worker else {}) for command in commands)
 
     def turn(self, workers: Sequence[Worker]) -> None:
         """Some times a second: notes how far the workers are, and makes the fault when it is time."""

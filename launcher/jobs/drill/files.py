@@ -57,17 +57,17 @@ def difference(one: Path, other: Path) -> str:
     """The difference between the last checkpoints of two runs; empty when their arrays are equal bit for bit."""
     from launcher.checkpoints import CheckpointReadError, CheckpointStore
 
-    found = []
+    last = []
     for model_dir in (one, other):
         store = CheckpointStore(str(model_dir / "checkpoints"))
         try:
             step = store.latest()
             if step is None:
                 return f"no whole checkpoint in {model_dir}"
-            found.append((step, store.manifest(step)))
+            last.append((step, store.manifest(step)))
         except CheckpointReadError as error:
             return str(error)
-    (step, manifest), (other_step, other_manifest) = found
+    (step, manifest), (other_step, other_manifest) = last
     if step != other_step:
         return f"the last checkpoint is of step {step}, that of {other} of step {other_step}"
     if manifest["tensors"] != other_manifest["tensors"]:

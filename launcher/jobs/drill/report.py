@@ -134,25 +134,27 @@ def _failures(
         # With a full disk, a job may also be told to go on.
         goes_on = plan.kind == drill.DISK_FULL and exit_code == EXIT_DONE
         return [] if goes_on else ["the job was not started again"]
-    found = []
+    failures = []
     if plan.kind == PREEMPT:
         if struck.exit_code != EXIT_PREEMPTED:
-            found.append(f"SIGTERM ended the job with exit code {struck.exit_code}, not {EXIT_PREEMPTED}")
+            failures.append(f"SIGTERM ended the job with exit code {struck.exit_code}, not {EXIT_PREEMPTED}")
         elif healed.first_step != struck.furthest_step:
-            found.append(f"it saved step {healed.first_step}, having done {struck.furthest_step}")
+            failures.append(f"it saved step {healed.first_step}, having done {struck.furthest_step}")
     elif struck.cause != plan.worker:
         named = "nobody" if struck.cause is None else f"worker {struck.cause}"
-        found.append(f"{named} was named first, not worker {plan.worker}")
+        failures.append(f"{named} was named first, not worker {plan.worker}")
     if plan.kind == CORRUPT:
         if fault.damaged_step is None:
-            found.append("there was no checkpoint to damage")
+            failures.append("there was no checkpoint to damage")
         elif healed.first_step is None or healed.first_step >= fault.damaged_step:
-            found.append(f"went on from step {healed.first_step}; the checkpoint of {fault.damaged_step} was damaged")
+            failures.append(
+                f"went on from step {healed.first_step}; the checkpoint of {fault.damaged_step} was damaged"
+            )
         elif not fault.kept:
-            found.append(f"the damaged checkpoint of step {fault.damaged_step} was not kept")
+            failures.append(f"the damaged checkpoint of step {fault.damaged_step} was not kept")
     elif (model_dir / "checkpoints").is_dir() and healed.first_step != (struck.newest_checkpoint or 0):
-        found.append(f"went on from step {healed.first_step}, with a checkpoint of step {struck.newest_checkpoint}")
-    return found
+        failures.append(f"went on from step {healed.first_step}, with a checkpoint of step {struck.newest_checkpoint}")
+    return failures
 
 
 def _since(fault: Fault | None, at: float | None) -> float | None:
