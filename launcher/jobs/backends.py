@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from absl import flags
 
@@ -117,17 +118,28 @@ class Kind:
 
     Attributes:
       says: what it means, for --help.
-      flags: the names of those it reads that not every backend does.
-      num_workers: how many workers the flags ask for; raises UsageError.
       make: makes the backend of a job; raises UsageError. None where there is nothing to supervise from here.
+      transport: to the hosts that its workers run on, by the flags; raises UsageError. None where it needs none.
+      why_one: why --workers cannot be given; else empty.
       max_restarts: where --max_restarts is not given.
+      flags: the names of those it reads that not every backend does.
     """
 
     says: str
-    num_workers: Callable[[flags.FlagValues], int]
     make: Callable[[flags.FlagValues, Job, JobConsole], Backend] | None
-    flags: tuple[str, ...] = ()
+    transport: Callable[[flags.FlagValues], Transport] | None = None
+    why_one: str = ""
     max_restarts: int = _DEFAULT_RESTARTS
+    flags: tuple[str, ...] = ()
+
+    def num_workers(self, options: Any) -> int:
+        """The number of workers that the flags ask for: on hosts, as many as these have slots."""
+        if self.why_one and options.workers not in (None, 1):
+            raise UsageError(f"--workers={options.workers}: leave it out; {self.why_one}")
+        if self.transport is None:
+            return options.workers or 1
+        slots = sum(host.slots for host in self.transport(options).hosts)
+        return slots if self.why_one else options.workers or slots
 
 
 def chosen(options: flags.FlagValues) -> Kind:
@@ -150,32 +162,8 @@ def define_flags(values: flags.FlagValues) -> None:
     modes.define(FLAGS, values)
 
 
-def _one_or_given(options: flags.FlagValues) -> int:
-    return int(options.workers or 1)
-
-
-def _one(options: flags.FlagValues) -> int:
-    if options.workers not in (None, 1):
-        why = {
-            "member": "a member is one worker, and finds the others in its environment",
-            "tpu_vm": "a host of a TPU has one, and which hosts is for --hosts to say",
-        }
-        raise UsageError(f"--workers={options.workers}: leave it out; {why[options.backend]}")
-    return 1
-
-
 def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     return LocalBackend(job, console, os.environ, standby=options.standby)
-
-
-def _on_hosts(says: str, transport: Callable[[flags.FlagValues], Transport], *own_flags: str) -> Kind:
-    """Workers on the hosts of a transport, as many as these have slots."""
-    return Kind(
-        says=says,
-        num_workers=lambda options: options.workers or sum(host.slots for host in transport(options).hosts),
-        make=lambda options, job, console: _make_remote(options, job, console, transport(options)),
-        flags=(*own_flags, *_OF_REMOTE),
-    )
 
 
 def _hosts(options: flags.FlagValues) -> tuple[Host, ...]:
@@ -188,8 +176,7 @@ def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
 
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    transport = _tpu_vm(options)
-    request = job.request
+    transport, request = _tpu_vm(options), job.request
     if options.hosts is not None and not request.is_run_on_every_host:
         raise UsageError(
             f"--hosts={options.hosts}: with TensorFlow's engine one program on host 0 drives all hosts of a TPU; "
@@ -197,19 +184,20 @@ def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Ba
         )
     is_whole_slice = not request.is_run_on_every_host and request.tpu != "local"  # which is a node of one host
     needed = {"TPU_NAME": transport.node, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
-    return _make_remote(options, job, console, transport, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
+    return _make_remote(options, job, console, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
 
 
 def _make_remote(
     options: flags.FlagValues,
     job: Job,
     console: JobConsole,
-    transport: Transport,
     needed_there: Mapping[str, str] | None = None,
     python_there: str = sys.executable,
     folder_there: str | None = None,
 ) -> Backend:
-    """A backend for workers on the hosts of `transport`, which get what a person passes on, and `needed_there`."""
+    """A backend for workers on the hosts of a transport, which get what a person passes on, and `needed_there`."""
+    transport = KINDS[options.backend].transport
+    assert transport is not None
     least = job.workers if options.min_workers is None else options.min_workers
     if not 1 <= least <= job.workers:
         raise UsageError(f"--min_workers={least}: must be from 1 to --workers={job.workers}")
@@ -226,7 +214,7 @@ def _make_remote(
     return RemoteBackend(
         job=job,
         console=console,
-        remotes=RemoteHosts(job.identity, console, transport, agent, {**passed_on, **(needed_there or {})}),
+        remotes=RemoteHosts(job.identity, console, transport(options), agent, {**passed_on, **(needed_there or {})}),
         hidden={item.partition("=")[0]: _HIDDEN for item in options.env},
         min_workers=least,
         connect_timeout_seconds=options.connect_timeout,
@@ -256,48 +244,46 @@ def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
 KINDS: Mapping[str, Kind] = {
     "local": Kind(
         says="all on this host",
-        num_workers=_one_or_given,
         make=_make_local,
         flags=("private_network", "standby", "sweep", "at_once"),
     ),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
         "supervisor of its own",
-        num_workers=_one,
         make=_make_local,
+        why_one="a member is one worker, and finds the others in its environment",
         max_restarts=0,  # its scheduler restarts all of them
     ),
-    "ssh": _on_hosts(
-        "on --hosts",
-        lambda options: Ssh(_hosts(options), options.ssh_command),
-        "hosts",
-        "hostfile",
-        "ssh_command",
+    "ssh": Kind(
+        says="on --hosts",
+        make=_make_remote,
+        transport=lambda options: Ssh(_hosts(options), options.ssh_command),
+        flags=("hosts", "hostfile", "ssh_command", *_OF_REMOTE),
     ),
-    "exec": _on_hosts(
-        "on --hosts, by --command",
-        lambda options: Exec(_hosts(options), options.command or ""),
-        "hosts",
-        "hostfile",
-        "command",
+    "exec": Kind(
+        says="on --hosts, by --command",
+        make=_make_remote,
+        transport=lambda options: Exec(_hosts(options), options.command or ""),
+        flags=("hosts", "hostfile", "command", *_OF_REMOTE),
     ),
-    "slurm": _on_hosts(
-        "on the nodes of the Slurm job that this runs in",
-        lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
-        "srun_options",
+    "slurm": Kind(
+        says="on the nodes of the Slurm job that this runs in",
+        make=_make_remote,
+        transport=lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
+        flags=("srun_options", *_OF_REMOTE),
     ),
-    "ray": _on_hosts(
-        "on nodes of a Ray cluster, one each",
-        lambda options: Ray(options.workers or 1, options.ray_resources),
-        "ray_resources",
+    "ray": Kind(
+        says="on nodes of a Ray cluster, one each",
+        make=_make_remote,
+        transport=lambda options: Ray(options.workers or 1, options.ray_resources),
+        flags=("ray_resources", *_OF_REMOTE),
     ),
-    "kubernetes": Kind(
-        says="in pods", num_workers=_one_or_given, make=None, flags=tuple(modes.fields_of(kubernetes.PodFlags))
-    ),
+    "kubernetes": Kind(says="in pods", make=None, flags=tuple(modes.fields_of(kubernetes.PodFlags))),
     "tpu_vm": Kind(
         says="on host 0 of --tpu_node, or with --engine=pjrt on its --hosts",
-        num_workers=lambda options: _one(options) * len(_tpu_vm(options).hosts),
         make=_make_tpu_vm,
+        transport=_tpu_vm,
+        why_one="a host of a TPU has one, and which hosts is for --hosts to say",
         flags=(*modes.fields_of(tpu_vm.NodeFlags), "hosts", *_OF_REMOTE),
     ),
 }

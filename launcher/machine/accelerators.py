@@ -31,8 +31,8 @@ class Constant:
 
 
 def _constants_of(device: Chip | Card) -> dict[str, Constant]:
-    found = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
-    return {name: value for name, value in found.items() if isinstance(value, Constant)}
+    fields = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
+    return {name: value for name, value in fields.items() if isinstance(value, Constant)}
 
 
 # --------------------------------------------------------------------------------------------------------------- TPUs
@@ -171,8 +171,8 @@ _DRIVER_NAMES: dict[str, str] = _KNOWN["driver_names"]
 
 def card_of(name: str) -> Card | None:
     """The card of a GPU by the driver's name, such as "NVIDIA A100-SXM4-80GB"; None where it is not known."""
-    found = [words for words in _DRIVER_NAMES if re.search(rf"\b{words}\b", name)]
-    return CARDS[_DRIVER_NAMES[max(found, key=len)]] if found else None
+    known = [words for words in _DRIVER_NAMES if re.search(rf"\b{words}\b", name)]
+    return CARDS[_DRIVER_NAMES[max(known, key=len)]] if known else None
 
 
 # --------------------------------------------------------------------------------------- TensorFlow's wheels for GPUs
@@ -216,12 +216,12 @@ def how_it_runs(kernels: Iterable[str], capability: tuple[int, int]) -> str | No
     """
     numbered = re.findall(r"(sm|compute)_(\d+)", " ".join(kernels))
     built = [(name == "compute", divmod(int(number), 10)) for name, number in numbered]
-    if any(found[0] == capability[0] and found[1] <= capability[1] for _, found in built):
+    if any(version[0] == capability[0] and version[1] <= capability[1] for _, version in built):
         return KERNELS
-    return PTX if any(is_ptx and found <= capability for is_ptx, found in built) else None
+    return PTX if any(is_ptx and version <= capability for is_ptx, version in built) else None
 
 
 def older(version: str, than: str) -> bool:
     """Whether a dotted version, as of a driver or cuDNN, is below another one."""
-    one, other = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, than))
-    return one[: len(other)] < other
+    mine, theirs = (tuple(map(int, re.findall(r"\d+", text))) for text in (version, than))
+    return mine[: len(theirs)] < theirs

@@ -88,31 +88,31 @@ def jax_command(extra: str) -> str:
 
 def version_text() -> str:
     """The version of Launcher, and those of what it computes with, as far as they are installed; imports none."""
-    found = [f"Python {platform.python_version()}", *_versions(*_TENSORFLOWS, "keras", "numpy")]
-    return f"launcher {launcher.__version__} ({', '.join(found)})"
+    versions = [f"Python {platform.python_version()}", *_versions(*_TENSORFLOWS, "keras", "numpy")]
+    return f"launcher {launcher.__version__} ({', '.join(versions)})"
 
 
 def _versions(*names: str) -> list[str]:
     """Names and versions of those packages that are installed, such as "keras 3.15.1"."""
     import importlib.metadata
 
-    found = []
+    versions = []
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return found
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return versions
 
 
 def _packages(distribution: Distribution, extra: str) -> list[str]:
     from packaging.requirements import Requirement  # late: where it is missing, the doctor says so
 
-    found = []
+    packages = []
     for line in distribution.requires or ():
         requirement = Requirement(line)
         if requirement.marker and requirement.marker.evaluate({"extra": extra}):
             extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-            found.append(f"{requirement.name}{extras}{requirement.specifier}")
-    return found
+            packages.append(f"{requirement.name}{extras}{requirement.specifier}")
+    return packages
 
 
 def python() -> str:

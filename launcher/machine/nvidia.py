@@ -31,8 +31,8 @@ class NvidiaGpu(NamedTuple):
     @property
     def compute_capability(self) -> tuple[int, int] | None:
         """(major, minor)."""
-        found = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
-        return (int(found[1]), int(found[2])) if found else None
+        version = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
+        return (int(version[1]), int(version[2])) if version else None
 
 
 def ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +47,8 @@ def ask_all(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[Nvidi
     if done.returncode != 0 and _NEWEST_FIELD in done.stdout + done.stderr:
         done = ask(program, *_FIELDS)
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    found = [NvidiaGpu(*row) for row in rows if 0 <= len(row) - len(_FIELDS) <= 2]
-    return done, () if done.returncode else tuple(found)
+    gpus = [NvidiaGpu(*row) for row in rows if 0 <= len(row) - len(_FIELDS) <= 2]
+    return done, () if done.returncode else tuple(gpus)
 
 
 def listed(environ: Mapping[str, str]) -> tuple[NvidiaGpu, ...]:
@@ -60,16 +60,16 @@ def listed(environ: Mapping[str, str]) -> tuple[NvidiaGpu, ...]:
 def _listed(path: str | None) -> tuple[NvidiaGpu, ...]:
     if program := shutil.which("nvidia-smi", path=path):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if found := ask_all(program)[1]:
-                return found
+            if gpus := ask_all(program)[1]:
+                return gpus
     files = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
     return tuple(NvidiaGpu(str(number)) for number in range(len(files)))
 
 
 def visible(environ: Mapping[str, str]) -> list[NvidiaGpu]:
     """The GPUs that one process has, in the order in which CUDA gives them: of MIG's parts, the first alone."""
-    found = choose(environ.get(VARIABLE), listed(environ))
-    return [*found.values()][: 1 if any(name.startswith("MIG-") for name in found) else None]
+    chosen = choose(environ.get(VARIABLE), listed(environ))
+    return [*chosen.values()][: 1 if any(name.startswith("MIG-") for name in chosen) else None]
 
 
 def names(environ: Mapping[str, str]) -> list[str]:
@@ -85,7 +85,7 @@ def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, Nv
     """
     if named is None:
         return {gpu.number: gpu for gpu in there or ()}
-    found: dict[str, NvidiaGpu] = {}
+    chosen: dict[str, NvidiaGpu] = {}
     names = [name.strip() for name in named.split(",")]
     kind = names[0][:4] if names[0].startswith(("GPU-", "MIG-")) else ""
     for name in names:
@@ -102,7 +102,7 @@ def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, Nv
             fit = [gpu for gpu in there if gpu.uuid.startswith(name)]
         if len(fit) != 1:
             break
-        if name in found or fit[0] in found.values():
+        if name in chosen or fit[0] in chosen.values():
             return {}
-        found[name] = fit[0]
-    return found
+        chosen[name] = fit[0]
+    return chosen

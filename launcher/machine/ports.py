@@ -58,23 +58,24 @@ def public_address_notes(workers: Sequence[str], proc: Path = Path("/proc/net"))
     if len(workers) < 2:
         return []
     given = [address.rpartition(":")[0].strip("[]") for address in workers]
-    found = [address for address in dict.fromkeys((*given, *_own(proc))) if _is_public(address)]
-    if not found:
+    public = [address for address in dict.fromkeys((*given, *_own(proc))) if _is_public(address)]
+    if not public:
         return []
+    named = ", ".join(public[:3]) + " and others" * (len(public) > 3)
     return [
-        f"{', '.join(found[:3])}{' and others' if len(found) > 3 else ''}: public, and TensorFlow's server obeys every "
-        "client that reaches a worker's port: let a firewall admit the other workers only"
+        f"{named}: public, and TensorFlow's server obeys every client that reaches a worker's port: let a firewall "
+        "admit the other workers only"
     ]
 
 
 def _own(proc: Path) -> list[str]:
-    found: list[str] = []
+    addresses: list[str] = []
     with contextlib.suppress(OSError):
-        found += _IPV4.findall((proc / "fib_trie").read_text())
+        addresses += _IPV4.findall((proc / "fib_trie").read_text())
     with contextlib.suppress(OSError):
         words = [line.split()[0] for line in (proc / "if_inet6").read_text().splitlines()]
-        found += [str(ipaddress.IPv6Address(int(word, 16))) for word in words]
-    return found
+        addresses += [str(ipaddress.IPv6Address(int(word, 16))) for word in words]
+    return addresses
 
 
 def _is_public(address: str) -> bool:

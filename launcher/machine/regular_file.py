@@ -17,9 +17,9 @@ def read(path: Path, most_bytes: int | None = _MOST_BYTES) -> bytes:
       UnfitError: it is a pipe, a device or a folder, or larger than `most_bytes`, if not None.
       OSError: it cannot be read.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe waits for its writer
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # to open a pipe waits for its writer
         raise UnfitError("is not a file")
-    if most_bytes is not None and found.st_size > most_bytes:
-        raise UnfitError(f"has {found.st_size} bytes, and at most {most_bytes} are read")
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise UnfitError(f"has {status.st_size} bytes, and at most {most_bytes} are read")
     return path.read_bytes()

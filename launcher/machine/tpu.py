@@ -208,12 +208,12 @@ def check_version(name: str, runtime: str | None) -> None:
 
     `runtime` is what it runs, "tpu-vm-tf-2.20.0-pod-pjrt" or "2.20.0"; None where it does not say.
     """
-    found = re.search(r"(?:^|tf-)((\d+)\.(\d+)[\w.]*)", runtime or "")
-    if found is None or (found[2], found[3]) == tuple(tf.__version__.split(".")[:2]):
+    version = re.search(r"(?:^|tf-)((\d+)\.(\d+)[\w.]*)", runtime or "")
+    if version is None or (version[2], version[3]) == tuple(tf.__version__.split(".")[:2]):
         return
     raise UsageError(
-        f"TPU {name!r} runs TensorFlow {found[1]} ({runtime}) and this program {tf.__version__}: both must be of one "
-        f"version. Install 'tensorflow-tpu=={found[1]}' here (docs/tpu.md says from where), or create the TPU with "
+        f"TPU {name!r} runs TensorFlow {version[1]} ({runtime}) and this program {tf.__version__}: both must be of one "
+        f"version. Install 'tensorflow-tpu=={version[1]}' here (docs/tpu.md says from where), or create the TPU with "
         f"--version=tpu-vm-tf-{tf.__version__}-pod-pjrt"
     )
 

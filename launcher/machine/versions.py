@@ -68,7 +68,7 @@ _GAINED: dict[str, Any] = {
 def without_later_arguments(config: Any) -> Any:
     """A saved model's configuration as Keras 3.8 reads it, too: without later arguments that say nothing."""
     if isinstance(config, list):
-        return [without_later_arguments(one) for one in config]
+        return [without_later_arguments(item) for item in config]
     if not isinstance(config, dict):
         return config
     config = {name: without_later_arguments(value) for name, value in config.items()}
