@@ -391,7 +391,7 @@ PROGRAMS = {
     "launcher.fit(build, (x, y), initial_epoch=5, epochs=2)": (64, "no epoch lies between them"),
     "launcher.fit(build, (x, y), validation_data=x)": (64, "without any y (data is one tuple, (x, y))"),
     "launcher.fit(build, data.repeat())": (64, "the training dataset is endless: say how many batches"),
-    "launcher.fit(build, data.take(0))": (64, "error: the dataset is empty"),
+    "launcher.fit(build, data.take(0))": (64, "error: the training dataset is empty"),
     "launcher.fit(build, iter([(x, y)]))": (64, "does not say how many batches it has: say so with steps_per_epoch"),
     "launcher.fit(build, (x, y), model_dir='/proc/run')": (64, "lease.json cannot be written there"),
     "launcher.fit(build, (x, y), batch_size=0)": (64, "fit: batch_size = 0: must be a whole number above 0"),

@@ -29,13 +29,12 @@ def matching(pattern: str, binding: str) -> list[str]:
       UsageError: there are none; it names the `binding` that the user wrote the pattern in.
     """
     if is_remote(pattern):
-        with _told(pattern):
+        with readable(pattern):
             found = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
     else:
         found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
     if not found:
-        where = "" if is_remote(pattern) or os.path.isabs(os.path.expanduser(pattern)) else f" (from {os.getcwd()})"
-        raise MissingInputError(f"{binding}: no file matches {pattern!r}{where}")
+        raise MissingInputError(f"{binding}: no file matches {pattern!r}{_from(pattern)}")
     return sorted(map(named, found))
 
 
@@ -50,7 +49,7 @@ def opened(path: str) -> IO[bytes]:
     """The file, to be read and sought in, local ones not buffered; raises UsageError where it cannot be read."""
     if is_remote(path):
         return _gfile().GFile(path, "rb")  # opened when it is read
-    with _told(path):
+    with readable(path):
         return open(path, "rb", buffering=0)
 
 
@@ -60,7 +59,7 @@ def version(path: str) -> tuple[int, int]:
     Raises:
       UsageError: the file cannot be found.
     """
-    with _told(path):
+    with readable(path):
         if is_remote(path):
             found = _gfile().stat(path)
             return found.length, found.mtime_nsec
@@ -87,17 +86,22 @@ def share_words(share: float, by: str = "name") -> str:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def readable(path: str) -> Iterator[None]:
     """A missing or forbidden file as the user's mistake; a disk or a network that fails may do better next time."""
     try:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
-        raise MissingInputError(f"{path} cannot be read: {error.strerror}") from None
+        raise MissingInputError(f"{path} cannot be read: {error.strerror}{_from(path)}") from None
     except Exception as error:
         if type(error).__name__ not in ("NotFoundError", "PermissionDeniedError", "UnimplementedError"):
             raise
         # TensorFlow's, which is not imported for this.
         raise MissingInputError(f"{path} cannot be read: {error}") from None
+
+
+def _from(path: str) -> str:
+    """The working directory, for a message that names a path in it."""
+    return "" if is_remote(path) or os.path.isabs(os.path.expanduser(path)) else f" (from {os.getcwd()})"
 
 
 def _gfile() -> Any:

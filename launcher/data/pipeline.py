@@ -14,13 +14,14 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.images.mix import partner_positions
+from launcher.data.kinds import DataOfEpochs, identity_of, pads_batches
 from launcher.data.order import example_seeds, shuffled
 from launcher.data.text import storage
 from launcher.errors import UsageError
@@ -30,6 +31,7 @@ from launcher.machine.no_autograph import call_converted, no_autograph
 Batch = dict[str, tf.Tensor]
 Augment = Callable[[Batch, tf.Tensor], Batch]
 """(batch, seeds int32 [n, 2]: one pair an example) -> batch; stateless."""
+Finish = Callable[[Batch], Batch]
 Mixing = Callable[[Batch, Batch, tf.Tensor], Batch]
 """(batch, the partner of each example, seeds int32 [n, 2]) -> batch; stateless; see `launcher.data.images.mix.Mix`."""
 
@@ -94,13 +96,9 @@ class Shard:
         """Examples this host feeds a step."""
         return self.per_replica_batch_size * self.local_replicas
 
-    def eval_steps(self, num_examples: int) -> int:
-        """Steps that evaluate `num_examples` once, the last of them padded."""
-        return math.ceil(num_examples / self.global_batch_size)
-
 
 class Data(Protocol):
-    """Where a task's batches come from."""
+    """Where a task's batches come from: five members. It may also be of `launcher.data.kinds`."""
 
     @property
     def num_train_examples(self) -> int | None:
@@ -113,10 +111,6 @@ class Data(Protocol):
     def check(self) -> None:
         """Raises UsageError when the data set is not prepared; called before anything is written."""
 
-    # A class may also have `steps_per_epoch(global_batch_size) -> int | None` and `pads_batches = True`: see
-    # `steps_per_epoch` and `rows_of_replica`; `eval_steps(global_batch_size) -> int`, where batches are not full; and
-    # `identity() -> str`, quick, which changes where the training examples or their order do.
-
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
         """One replica's batches, static shapes, endless: the host's replicas of a step in turn, then the next step."""
 
@@ -125,17 +119,13 @@ class Data(Protocol):
 
 
 def steps_per_epoch(data: Data, global_batch_size: int) -> int | None:
-    """Steps of an epoch, if that is a whole number; None where batches run on over the ends of epochs."""
-    find = getattr(data, "steps_per_epoch", None)
-    return None if find is None else find(global_batch_size)
+    """Steps of an epoch, see `DataOfEpochs`; None where the data does not say."""
+    return data.steps_per_epoch(global_batch_size) if isinstance(data, DataOfEpochs) else None
 
 
 def rows_of_replica(data: Data, global_batch_size: int, num_replicas: int, microbatches: int = 1) -> int:
-    """Rows of a replica's batch, as `Shard` takes them: 0 where the batch must be divided evenly.
-
-    Data with `pads_batches` fills up a batch that cannot be, with rows of weight 0 after all that are real.
-    """
-    if not getattr(data, "pads_batches", False):
+    """Rows of a replica's batch, as `Shard` takes them: 0 where the batch must be divided evenly."""
+    if not pads_batches(data):
         return 0
     return math.ceil(global_batch_size / (num_replicas * microbatches)) * microbatches
 
@@ -145,12 +135,7 @@ def described(data: Data) -> dict[str, Any]:
     return {"examples": data.num_train_examples, "identity": identity_of(data)}
 
 
-def identity_of(data: Any) -> str:
-    """What `identity` says of data or of examples; "" where there is no such method."""
-    find = getattr(data, "identity", None)
-    return "" if find is None else find()
-
-
+@runtime_checkable
 class Examples(Protocol):
     """A set of examples in which any one can be had at once."""
 
@@ -164,6 +149,54 @@ class Examples(Protocol):
         """
 
 
+@runtime_checkable
+class Evaluation(Protocol):
+    """What a model is evaluated on, apart from what it is trained on."""
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of one evaluation."""
+
+    def steps(self, global_batch_size: int) -> int:
+        """Batches of one evaluation."""
+
+    def batches(self, shard: Shard, finish: Finish | None) -> tf.data.Dataset:
+        """See `Data.eval_batches`; `finish` changes each batch at the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplesEvaluation:
+    """`Evaluation` on examples that can be had in any order, in their own."""
+
+    examples: Examples
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.examples)
+
+    def identity(self) -> str:
+        return identity_of(self.examples)
+
+    def steps(self, global_batch_size: int) -> int:
+        return math.ceil(len(self.examples) / global_batch_size)
+
+    def batches(self, shard: Shard, finish: Finish | None) -> tf.data.Dataset:
+        _check_can_run(self.examples, shard)
+
+        @no_autograph
+        def batch_at(element: tf.Tensor) -> Batch:
+            position = _positions(shard, element)
+            end = (element // shard.local_replicas + 1) * shard.global_batch_size
+            real = position < tf.minimum(end, len(self.examples))
+            # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
+            batch = call_converted(self.examples.fetch, tf.where(real, position, 0))
+            batch = batch if finish is None else call_converted(finish, batch)
+            return weighted(batch, shard.per_replica_batch_size, tf.cast(real, tf.float32))
+
+        elements = self.steps(shard.global_batch_size) * shard.local_replicas
+        return batch_pipeline(_not_rewritten(tf.data.Dataset.range(elements)), batch_at)
+
+
 class ArrayExamples:
     """Examples held in memory.
 
@@ -174,19 +207,20 @@ class ArrayExamples:
     Args:
       arrays: key to array [n, ...] of any dtype TensorFlow knows, not to be written to while they are in use: large
         ones need not be copied. The key "weight", if there, weights the examples.
+      identity: of their content, where it is known; else a digest of it.
 
     Raises:
       UsageError: no arrays, arrays of different lengths, none of any length, or rows of unequal shapes.
     """
 
-    def __init__(self, arrays: Mapping[str, npt.ArrayLike]):
+    def __init__(self, arrays: Mapping[str, npt.ArrayLike], identity: str = ""):
         if not arrays:
             raise UsageError("ArrayExamples got no arrays; give it at least one, such as {'image': x, 'label': y}")
         self._arrays = {key: _as_array(key, value) for key, value in arrays.items()}
         lengths = {key: len(array) for key, array in self._arrays.items()}
         if len(set(lengths.values())) != 1:
             raise UsageError(f"arrays of one data set must have one length, got {lengths}")
-        self._length = next(iter(lengths.values()))
+        self._identity, self._length = identity, next(iter(lengths.values()))
         if not self._length:
             raise UsageError(f"a data set needs at least one example, got arrays of length 0: {', '.join(lengths)}")
         if WEIGHT in arrays and self._arrays[WEIGHT].ndim != 1:
@@ -198,7 +232,7 @@ class ArrayExamples:
 
     def identity(self) -> str:
         """Of the arrays' content; of large ones, of rows that are spread over them."""
-        return storage.digest(
+        return self._identity or storage.digest(
             *(f"{key} {array.shape}" for key, array in self._arrays.items()),
             *(array[:: -(-array.nbytes // _DIGESTED_BYTES) or 1] for array in self._arrays.values()),
         )
@@ -241,7 +275,7 @@ class RandomAccessData:
 
     Args:
       train: the training examples.
-      evaluation: the examples to evaluate on; None if there are none.
+      evaluation: the examples to evaluate on, or an `Evaluation`; None if there are none.
       augment: changes a training batch; gets a seed pair an example, derived from (seed, epoch, example).
       finish: changes every batch at the end, training and evaluation alike, such as bytes to standardised floats.
       mix: mixes finished training examples with others of their epoch, each augmented as it is where it stands itself.
@@ -251,23 +285,28 @@ class RandomAccessData:
     """
 
     train: Examples
-    evaluation: Examples | None = None
+    evaluation: Examples | Evaluation | None = None
     augment: Augment | None = None
-    finish: Callable[[Batch], Batch] | None = None
+    finish: Finish | None = None
     mix: Mixing | None = None
     shuffle: bool = True
     whole_epochs: bool = False
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        for role, examples in (("train", self.train), ("evaluation", self.evaluation)):
-            if examples is not None and not (hasattr(examples, "fetch") and hasattr(examples, "__len__")):
+        parts: dict[str, Any] = {"train": self.train, "evaluation": self.evaluation}
+        for role, examples in parts.items():
+            if examples is None or isinstance(examples, Evaluation):
+                continue
+            if not isinstance(examples, Examples):
                 advice = "wrap it: ArrayExamples({'features': ...})" if isinstance(examples, dict) else "see Examples"
                 raise UsageError(f"RandomAccessData: {role} must be examples, got {type(examples).__name__}; {advice}")
-            if examples is not None and len(examples) < 1:
+            if len(examples) < 1:
                 raise UsageError(f"RandomAccessData({role}=...): a data set needs at least one example, got none")
+        held_out = self.evaluation
+        self._evaluation = ExamplesEvaluation(held_out) if isinstance(held_out, Examples) else held_out
         self.num_train_examples = len(self.train)
-        self.num_eval_examples = 0 if self.evaluation is None else len(self.evaluation)
+        self.num_eval_examples = 0 if self._evaluation is None else self._evaluation.num_examples
         self.pads_batches = self.whole_epochs
 
     def steps_per_epoch(self, global_batch_size: int) -> int | None:
@@ -300,7 +339,9 @@ class RandomAccessData:
             batch = call_converted(self.train.fetch, index)
             if self.augment is not None:
                 batch = call_converted(self.augment, batch, seeds)
-            return batch if shard.as_stored else self._finished(batch), seeds
+            if self.finish is not None and not shard.as_stored:
+                batch = call_converted(self.finish, batch)
+            return batch, seeds
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
@@ -321,25 +362,18 @@ class RandomAccessData:
         return batch_pipeline(_not_rewritten(tf.data.Dataset.counter(first, dtype=tf.int64)), batch_at)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        if self.evaluation is None:
-            raise UsageError("this data set has no evaluation examples; use --mode=train or give it some")
-        _check_can_run(self.evaluation, shard)
-        examples, size = self.evaluation, len(self.evaluation)
+        return evaluated_on(self._evaluation).batches(shard, self.finish)
 
-        @no_autograph
-        def batch_at(element: tf.Tensor) -> Batch:
-            position = _positions(shard, element)
-            end = (element // shard.local_replicas + 1) * shard.global_batch_size
-            real = position < tf.minimum(end, size)
-            # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
-            batch = call_converted(examples.fetch, tf.where(real, position, 0))
-            return weighted(self._finished(batch), shard.per_replica_batch_size, tf.cast(real, tf.float32))
+    def eval_steps(self, global_batch_size: int) -> int:
+        """Batches of an evaluation."""
+        return evaluated_on(self._evaluation).steps(global_batch_size)
 
-        elements = shard.eval_steps(size) * shard.local_replicas
-        return batch_pipeline(_not_rewritten(tf.data.Dataset.range(elements)), batch_at)
 
-    def _finished(self, batch: Batch) -> Batch:
-        return batch if self.finish is None else call_converted(self.finish, batch)
+def evaluated_on(evaluation: Evaluation | None) -> Evaluation:
+    """The same; raises UsageError where there is none."""
+    if evaluation is None:
+        raise UsageError("there are no evaluation examples; use --mode=train, or give some")
+    return evaluation
 
 
 def _not_rewritten(elements: tf.data.Dataset) -> tf.data.Dataset:

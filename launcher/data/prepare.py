@@ -11,6 +11,7 @@ against the checksums that TFDS holds.
 What recipes are shown with has a program of its own: python -m launcher.gin_configs.data --help
 """
 
+import argparse
 import contextlib
 import errno
 import os
@@ -24,9 +25,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from absl import flags
+from typing import Any, NoReturn
 
 from launcher.data import catalog, tfds
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError, nearest
@@ -49,38 +48,41 @@ _ALWAYS_THERE = {
     "synthetic": "its images are made up while training",
 }
 
-_FLAGS = flags.FlagValues()
-flags.DEFINE_string(
-    "data_dir", None, "Prepared data sets (default: $TFDS_DATA_DIR, else ~/tensorflow_datasets).", flag_values=_FLAGS
-)
-flags.DEFINE_string(
-    "archives",
-    None,
-    "Folder with the original files, where you have them: nothing is downloaded then.",
-    flag_values=_FLAGS,
-)
-flags.DEFINE_bool("help", False, "Show this text.", short_name="h", flag_values=_FLAGS)
+_EXIT_CODES = "Exit codes: 0 done; 64 bad name, flag or files; 70 failed; 75 no network, try again."
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose users' mistakes end as all others do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}. --help shows every flag")
 
 
 def main(argv: Sequence[str] | None = None, make: Callable[..., None] | None = None, about: str = __doc__ or "") -> int:
     """Parses the command line, prepares one data set by `make`, or `prepare`, and returns the exit code."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    parser = _Parser(
+        prog="python -m launcher.data.prepare" if make is None else "python -m launcher.gin_configs.data",
+        description=about,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="NAME", help="see above")
+    parser.add_argument(
+        "--data_dir", metavar="DIR", help="prepared data sets (default: $TFDS_DATA_DIR, else ~/tensorflow_datasets)"
+    )
+    parser.add_argument(
+        "--archives",
+        metavar="DIR",
+        help="folder with the original files, where you have them: nothing is downloaded then",
+    )
     try:
-        try:
-            names = _FLAGS(list(sys.argv if argv is None else argv))[1:]
-        except flags.Error as error:
-            raise UsageError(f"{error}. --help shows every flag") from None
-        if _FLAGS.help:
-            print(_help(about))
-            return EXIT_DONE
-        if len(names) != 1:
-            raise UsageError(
-                f"expected the name of one data set, got {len(names)}: {' '.join(names)}\n\n{_help(about)}"
-            )
-        if _FLAGS.data_dir is not None:
-            os.environ["TFDS_DATA_DIR"] = os.path.expanduser(_FLAGS.data_dir)
-        archives = None if _FLAGS.archives is None else Path(_FLAGS.archives).expanduser()
-        (make or prepare)(names[0], archives=archives, say=print)
+        given = parser.parse_args(argv and argv[1:])
+        if given.data_dir is not None:
+            os.environ["TFDS_DATA_DIR"] = os.path.expanduser(given.data_dir)
+        archives = given.archives and Path(given.archives).expanduser()
+        (make or prepare)(given.name, archives=archives, say=print)
         return EXIT_DONE
     except LauncherError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -91,14 +93,6 @@ def main(argv: Sequence[str] | None = None, make: Callable[..., None] | None = N
     except Exception:  # ours: the whole traceback
         traceback.print_exc()
         return EXIT_FAILED
-
-
-def _help(about: str) -> str:
-    lines = [about.strip(), "", "Flags:"]
-    for name in ("data_dir", "archives", "help"):
-        lines += [f"  --{name}{'' if _FLAGS[name].boolean else '=DIR'}", f"      {_FLAGS[name].help}"]
-    lines += ["", "Exit codes: 0 done; 64 bad name, flag or files; 70 failed; 75 no network, try again."]
-    return "\n".join(lines)
 
 
 def prepare(name: str, *, archives: Path | None = None, say: Callable[[str], None] = print) -> None:

@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.order import shuffled
+from launcher.data.pipeline import held
+from launcher.data.structure import Structure, as_arrays, as_tuple, flatten
 from launcher.errors import UsageError
 
 _HOOKS = ("on_epoch_begin", "on_epoch_end")
 _PEEKED = 2  # batches, as Keras does, to find out which sizes differ
 _KEPT = 8  # of a generator: what a look at its first batches has read is trained on all the same
-
-ToArrays = Callable[[Any], dict[str, np.ndarray]]
 
 
 def is_python(source: Any) -> bool:
@@ -41,45 +41,48 @@ class PythonBatches:
     Args:
       source: what gives the batches.
       again: makes it anew; None where there is but this one.
-      to_arrays: makes a batch a dict of arrays, each with as many rows.
       role: "training" or "validation", for messages.
 
     Attributes:
-      num_batches: of an epoch; None where the source does not tell.
-      first: the first batch as the source gives it.
+      batch_size: of the first batch.
       element_spec: of the dicts.
+      structure: how they are put together.
+      reads_again: whether finding a batch takes reading all before it, in TensorFlow.
       reads_once: whether a batch of an earlier epoch is gone.
-      is_kept: whether any earlier batch is, so that what is to be read again has to be kept.
     """
 
-    def __init__(self, source: Any, again: Callable[[], Any] | None, to_arrays: ToArrays, *, role: str):
-        self._source, self._again, self._to_arrays, self._role = source, again, to_arrays, role
+    name, reads_again = "Python", False
+
+    def __init__(self, source: Any, again: Callable[[], Any] | None, role: str):
+        self._source, self._again, self._role = source, again, role
         self._kind = type(source).__name__
         self._is_indexed = isinstance(source, keras.utils.PyDataset)
         self._has_hooks = any(
             getattr(type(source), hook, None) is not getattr(keras.utils.PyDataset, hook, None) for hook in _HOOKS
         )
         self._once = _Once(source, role) if again is None and hasattr(source, "__next__") else None
-        self.is_kept = self._once is not None
-        self.reads_once = self.is_kept or (again is None and self._is_indexed and self._has_hooks)
+        self.reads_once = self._once is not None or (again is None and self._is_indexed and self._has_hooks)
         self._epoch = 0  # of a PyDataset that is told of epochs
         try:
-            self.num_batches: int | None = source.num_batches if self._is_indexed else len(source)
+            self._num_batches: int | None = source.num_batches if self._is_indexed else len(source)
         except (TypeError, NotImplementedError):
-            self.num_batches = None
+            self._num_batches = None
         peeked = [*itertools.islice(self._from_first(), _PEEKED)]
         if not peeked:
             raise UsageError(f"the {role} {self._kind} gives no batches")
-        self.first = peeked[0]
-        found = [to_arrays(element) for element in peeked]
+        parts = self._as_arrays(peeked[0])
+        found = [flatten(parts), flatten(self._as_arrays(peeked[-1]))]
         self.batch_size = len(next(iter(found[0].values())))
         self.element_spec = {
             key: tf.TensorSpec(
-                [None, *(one if one == other else None for one, other in _sizes(found[0][key], found[-1].get(key)))],
+                [None, *(one if one == other else None for one, other in _sizes(leaf, found[1].get(key)))],
                 tf.string if leaf.dtype.kind == "U" else leaf.dtype,
             )
             for key, leaf in found[0].items()
         }
+        specs = iter(self.element_spec.values())
+        element = keras.tree.map_structure(lambda leaf: None if leaf is None else next(specs), parts)
+        self.structure = Structure(element, lambda: next(held(self.endless())))
 
     @property
     def note(self) -> str:
@@ -94,12 +97,26 @@ class PythonBatches:
             "to the step: exact if it gives the same batches each time"
         )
 
-    def dataset(self, start: int = 0, *, shuffle: bool = False, seed: int = 0) -> tf.data.Dataset:
-        """Endless dicts, from batch `start` on; with `shuffle`, a PyDataset's come in another order in each epoch."""
+    def count(self, argument: str) -> int:
+        """Batches of an epoch; UsageError where the source does not tell, and the argument that says it."""
+        if self._num_batches is None:
+            raise UsageError(f"the {self._role} data does not say how many batches it has: say so with {argument}")
+        return self._num_batches
+
+    def first(self, count: int | None) -> tf.data.Dataset:
+        """So many batches, or those of an epoch, the same ones each time."""
+        found = self.endless().take(count or self.count("validation_steps"))
+        if self._once is None:
+            return found
+        kept = [*found.as_numpy_iterator()]
+        return tf.data.Dataset.from_generator(lambda: iter(kept), output_signature=self.element_spec)
+
+    def endless(self, start: int = 0, *, shuffle: bool = False, seed: int = 0) -> tf.data.Dataset:
+        """Dicts without end, from batch `start` on; with `shuffle`, a PyDataset's in another order in each epoch."""
 
         def batches() -> Iterator[dict[str, np.ndarray]]:
             for element in self._elements(start, shuffle=shuffle, seed=seed):
-                arrays = self._to_arrays(element)
+                arrays = flatten(self._as_arrays(element))
                 if (rows := len(next(iter(arrays.values())))) > self.batch_size:
                     raise UsageError(
                         f"the {self._role} {self._kind} gives a batch of {rows} examples, and its first one has "
@@ -109,13 +126,16 @@ class PythonBatches:
 
         return tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
 
+    def _as_arrays(self, element: Any) -> Any:
+        return as_arrays(as_tuple(element), role=self._role)
+
     def _from_first(self) -> Iterator[Any]:
         """A look at the first batches, of which a PyDataset is not told."""
         if self._once is not None:
             return self._once.begin(_PEEKED)
         if not self._is_indexed:
             return iter(self._source)
-        return (self._source[number] for number in range(_PEEKED if self.num_batches is None else self.num_batches))
+        return (self._source[number] for number in range(_PEEKED if self._num_batches is None else self._num_batches))
 
     def _elements(self, start: int, *, shuffle: bool, seed: int) -> Iterator[Any]:
         if self._once is not None:
@@ -136,7 +156,7 @@ class PythonBatches:
             source = source if self._again is None else self._again()
 
     def _by_number(self, start: int, shuffle: bool, seed: int) -> Iterator[Any]:
-        size = self.num_batches
+        size = self._num_batches
         dataset, epoch = self._source, 0 if size is None else start // size
         if self._has_hooks:
             dataset, before = (self._source, self._epoch) if self._again is None else (self._again(), 0)

@@ -125,6 +125,11 @@ def _flat(name: str, part: Any) -> dict[str, Any]:
     return {"/".join((name, *map(str, path))): leaf for path, leaf in keras.tree.flatten_with_path(part)}
 
 
+def as_tuple(element: Any) -> Any:
+    """What PyTorch puts in a list, as (x, y)."""
+    return tuple(element) if isinstance(element, list) else element
+
+
 def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
     """(x, y, sample_weight) with every leaf a NumPy array; data frames, series, lists of numbers and tensors are taken.
 

@@ -105,13 +105,13 @@ def is_array_record(builder: Any) -> bool:
     return builder.info.file_format.value == "array_record"
 
 
-def damage(builder: Any, *splits: str) -> str | None:
-    """Says which file of the splits is damaged, after reading them has failed; None if none is."""
+def _damage(builder: Any, split: str) -> str | None:
+    """Says which file of a split is damaged, after reading it has failed; None if none is."""
     import tensorflow as tf  # late
 
     if is_array_record(builder):
         return f"{builder.data_dir} has a file that array_record cannot read: prepare the data set anew"
-    for file in (str(file) for split in splits for file in builder.info.splits[split].filepaths):
+    for file in map(str, builder.info.splits[split].filepaths):
         try:
             tf.data.TFRecordDataset(file).reduce(0, lambda count, record: count + 1)
         except tf.errors.DataLossError:
@@ -125,20 +125,23 @@ def damage_named(builder: Any, split: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := damage(builder, split):
+        if found := _damage(builder, split):
             raise UsageError(found) from error
         raise
 
 
-def examples(builder: Any, split: str, names: Sequence[str], decoders: Any = None) -> tf.data.Dataset:
+def examples(builder: Any, split: str, names: Sequence[str]) -> tf.data.Dataset:
     """Tuples of these features of each example, in the order of the files; images are as they are stored."""
     import tensorflow as tf  # late
 
     def of(example: Any) -> Any:
         return tuple(example[name] for name in names)
 
+    tfds = module()
+    decoders = {"image": tfds.decode.SkipDecoding()} if "image" in names else None
     if not is_array_record(builder):
-        return builder.as_dataset(split=split, decoders=decoders, read_config=read_config()).map(of)
+        same_order = tfds.ReadConfig(try_autocache=False, skip_prefetch=True)
+        return builder.as_dataset(split=split, decoders=decoders, read_config=same_order).map(of)
     source, specs = builder.as_data_source(split=split, decoders=decoders), builder.info.features.get_tensor_spec()
     spec = of({**specs, "image": tf.TensorSpec([], tf.string)})
     return tf.data.Dataset.from_generator(lambda: map(of, source), output_signature=spec)
@@ -201,12 +204,6 @@ def num_examples(builder: Any, split: str, *, binding: str = "tfds_images") -> i
     return count
 
 
-def identity(name: str, split: str) -> str:
-    """Version and size of a prepared data set, and the split, in place of its content, which may be gigabytes."""
-    builder = open_builder(name)
-    return f"{builder.info.full_name} {builder.info.dataset_size} {split} {num_examples(builder, split)}"
-
-
 def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:
     """What is known of a TFDS image set: from its builder; from the catalog only while the set is not prepared.
 
@@ -257,23 +254,13 @@ def _image_features(builder: Any) -> tuple[tuple[int | None, int | None, int], i
     return tuple(image.shape), label.num_classes
 
 
-def read_config(**options: Any) -> Any:
-    """A `tfds.ReadConfig` for reading in an order that is the same every time."""
-    return module().ReadConfig(try_autocache=False, skip_prefetch=True, **options)
-
-
-def skip_decoding() -> dict[str, Any]:
-    """Makes TFDS hand over images as they are stored, so that they can be cut before they are decoded."""
-    return {"image": module().decode.SkipDecoding()}
-
-
 def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarray]:
     """Reads a split into memory in the order of its files, see `launcher.data.images.decode.in_memory`."""
     from launcher.data.images.decode import in_memory  # late: with TensorFlow
 
     count = num_examples(builder, split)
     with damage_named(builder, split):
-        arrays = in_memory(examples(builder, split, ("image", "label"), skip_decoding()), count, decoder)
+        arrays = in_memory(examples(builder, split, ("image", "label")), count, decoder)
     found = len(arrays["label"])
     if found != count:
         raise UsageError(f"{builder.data_dir}: {split!r} holds {found} of its {count} examples: prepare it anew")

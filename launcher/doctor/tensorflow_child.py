@@ -62,12 +62,13 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
 def _data(request: dict[str, Any]) -> dict[str, Any] | None:
     if "recipe" not in request:
         return None
+    from launcher.data.kinds import name_of
     from launcher.tasks.base import open_data
 
     with gin_bindings.usage_errors():
         data = open_data(request["recipe"].task)
         data.check()
-        return {"name": str(getattr(data, "name", type(data).__name__)), "examples": data.num_train_examples}
+        return {"name": name_of(data), "examples": data.num_train_examples}
 
 
 def _model_dir(request: dict[str, Any]) -> dict[str, Any] | None:

@@ -14,9 +14,10 @@ import keras
 import tensorflow as tf
 
 from launcher.config.bound_types import check_value
-from launcher.data.dataset_data import as_tuple
+from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.data.python_batches import is_python
+from launcher.data.structure import as_tuple
 from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, excepthook, failures
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
@@ -169,7 +170,8 @@ def fit(
     )
     task.keras_fit = dataclasses.replace(task.keras_fit, has_model=model is not None, first_weights=first_weights)
     with keras_tracing.drawn_from(settings["seed"]):
-        size = task.tried = getattr(task.data(), "batch_size", int(batch_size or _BATCH_SIZE))
+        source = task.data()
+        size = task.tried = source.batch_size if isinstance(source, DataInTurn) else int(batch_size or _BATCH_SIZE)
     if initial_epoch >= epochs and initial_epoch:
         raise UsageError(f"fit: initial_epoch = {initial_epoch} and epochs = {epochs}: no epoch lies between them")
     an_epoch = epoch_of(task.data(), size)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.distributed import distribute_batches
+from launcher.data.kinds import DataOfSteps
 from launcher.data.pipeline import Batch, Shard, held, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
@@ -85,8 +86,8 @@ class Evaluator:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
         batches, run = self._begin()
         tables: list[np.ndarray] = []
-        steps = getattr(self._data, "eval_steps", lambda size: math.ceil(num_examples / size))
-        left = steps(self._global_batch_size)
+        data, size = self._data, self._global_batch_size
+        left = data.eval_steps(size) if isinstance(data, DataOfSteps) else math.ceil(num_examples / size)
         while left:
             self._loop.choose(agree(self._loop.seconds))
             count = 1 if told else min(left, self._loop.steps)

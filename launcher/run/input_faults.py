@@ -11,6 +11,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from launcher.config import gin_bindings, gin_files
+from launcher.data.kinds import DataOfFiles
 from launcher.errors import MissingInputError, PeerError, UsageError, failures
 from launcher.reporting import attempts, run_folder
 from launcher.run.plan import RunPlan
@@ -23,13 +24,15 @@ def damage_named(plan: RunPlan, trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        find = getattr(plan.data, "damage", None)
-        if find is None or "Iterator" not in str(error) or failures.is_machine_failure(error):  # from elsewhere
+        data = plan.data
+        if (
+            not isinstance(data, DataOfFiles) or "Iterator" not in str(error) or failures.is_machine_failure(error)
+        ):  # from elsewhere
             raise
         # A step whose batch failed may have been counted.
         batch_of, size = trainer.left_out.batch_of, plan.recipe.global_batch_size
         first, last = batch_of(max(trainer.step, 1)), batch_of(trainer.step + trainer.loop_steps)
-        found = find(seed=plan.seed, start=(first - 1) * size, stop=last * size)
+        found = data.damage(seed=plan.seed, start=(first - 1) * size, stop=last * size)
         if found is None:
             raise
         gone = isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError)

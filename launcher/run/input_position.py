@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data import distributed
+from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import Data
 from launcher.step.trainer import Trainer
 
@@ -32,7 +33,7 @@ class InputPosition:
     def __init__(self, trainer: Trainer, data: Data, *, num_workers: int, state: Mapping[str, np.ndarray]):
         self._trainer, self._data = trainer, data
         on_tpu = isinstance(trainer.strategy, tf.distribute.TPUStrategy)
-        self._reads_again = getattr(data, "reads_again", False) and not on_tpu
+        self._reads_again = isinstance(data, DataInTurn) and data.reads_again and not on_tpu
         self._saves = self._reads_again and num_workers == 1
         self._state = state
         self._batches: Any = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from launcher.data.kinds import DataAsStored, DataWithName, name_of
 from launcher.data.pipeline import Batch, Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
@@ -98,7 +99,7 @@ class RunPlan:
     @property
     def finish_stored(self) -> Callable[[Batch], Batch] | None:
         """What the step does to its batch, which comes to a GPU as it is stored; None where it comes finished."""
-        return getattr(self.data, "finish_stored", None) if self.is_one_program else None
+        return self.data.finish_stored if self.is_one_program and isinstance(self.data, DataAsStored) else None
 
     @property
     def pads(self) -> bool:
@@ -142,12 +143,15 @@ class RunPlan:
         split += f", {padding} of them padding" if padding else ""
         split += ", images as bytes" if self.finish_stored else ""
         why = f" ({self.microbatches_why})" if self.microbatches_why else ""
-        examples, details = self.data.num_train_examples, getattr(self.data, "details", "")
+        examples, details = (
+            self.data.num_train_examples,
+            self.data.details if isinstance(self.data, DataWithName) else "",
+        )
         again = f"{'on' if self.rematerialize else 'off'} ({self.rematerialize_why})"
         epochs = f", {self.total_steps * recipe.global_batch_size / examples:.1f} epochs" if examples else ""
         return {
             "task": type(recipe.task).__name__,
-            "data": f"{getattr(self.data, 'name', type(self.data).__name__)}: {_count(examples)} training, "
+            "data": f"{name_of(self.data)}: {_count(examples)} training, "
             f"{_count(self.data.num_eval_examples)} evaluation examples{details and f'; {details}'}",
             "cluster": self.cluster.description,
             "strategy": f"{self.strategy.kind} ({self.strategy.why})",

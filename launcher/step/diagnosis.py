@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.kinds import DataOfNumbers, reads_once
 from launcher.data.pipeline import WEIGHT, Batch, Data
 from launcher.reporting.units import first
 from launcher.step import gradients
@@ -32,7 +33,7 @@ class Diagnosis:
 
         By default of the last step, since which the weights have not changed, with the present loss scale.
         """
-        if getattr(self._data, "reads_once", False):
+        if reads_once(self._data):
             return "unknown layers: the generator has no batch twice"
         counters, last, present = self._trainer.counters, self._trainer.step, self._trainer.loss_scale
         step = last if step is None else step
@@ -60,7 +61,7 @@ class Diagnosis:
         """
         examples = self._trainer.config.global_batch_size
         is_own_step = self._trainer.task.step_assigns is not None  # which is weighed by its examples
-        if is_own_step or not 0 < weight < 0.75 * examples or getattr(self._data, "reads_once", False):
+        if is_own_step or not 0 < weight < 0.75 * examples or reads_once(self._data):
             return
         sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
         if sums[1] > 1.5 * sums[0]:
@@ -68,7 +69,7 @@ class Diagnosis:
 
     def non_finite_in_batch(self, step: int) -> str | None:
         """Says where the batch of a step holds numbers that are not finite; None if it holds none."""
-        if getattr(self._data, "reads_once", False):
+        if reads_once(self._data):
             return None
         found = np.argwhere(
             self._on_host(self._non_finite_rows(self._batch_of(step)))
@@ -77,7 +78,7 @@ class Diagnosis:
             return None
         key, row = self._float_keys[found[0][0]], int(found[0][1])
         position = (self._trainer.left_out.batch_of(step) - 1) * self._trainer.config.global_batch_size + row
-        if not hasattr(self._data, "example_at"):
+        if not isinstance(self._data, DataOfNumbers):
             return f"{key!r} in row {row} of its batch is not finite"
         example = self._data.example_at(position, self._trainer.config.seed)
         return f"{key!r} of training example {example} is not finite (row {row} of its batch; both count from 0)"

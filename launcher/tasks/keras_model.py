@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data.keras_data import make_data, prepare
+from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import WEIGHT, Data, Shard, held
 from launcher.data.structure import Structure
 from launcher.errors import UsageError
@@ -191,7 +192,7 @@ class KerasTask(Task):
 
     def placed(self, place: Place) -> None:
         """Finds out how losses and metrics of parts of a batch are put together; UsageError where that is not right."""
-        has_short = hasattr(self.data(), "batch_size") and any(one.rows is None for one in self._opened()[1])
+        has_short = isinstance(self.data(), DataInTurn) and any(one.rows is None for one in self._opened()[1])
         place = place._replace(pads=place.pads or has_short)
         model, self._place, (num_replicas, microbatches, compiled, *_) = self._model, place, place
         unknown = next((one for one in self._opened()[1] if one.unknown), None)
@@ -256,8 +257,9 @@ class KerasTask(Task):
 
     def _first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
-        size = getattr(self.data(), "batch_size", self.tried)
-        batch = next(held(self.data().train_batches(Shard(global_batch_size=size, seed=0))))
+        data = self.data()
+        size = data.batch_size if isinstance(data, DataInTurn) else self.tried
+        batch = next(held(data.train_batches(Shard(global_batch_size=size, seed=0))))
         return self._packed({key: tf.concat([part, part][: 1 + size % 2], 0) for key, part in batch.items()})
 
     def _packed(self, batch: Mapping[str, Any]) -> tuple[Any, Any, Any]:
@@ -270,7 +272,7 @@ class KerasTask(Task):
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """What the order of the examples rests on, and what an embedding's gradient is."""
-        note = getattr(self.data(), "note", "")
+        note = data.note if isinstance(data := self.data(), DataInTurn) else ""
         found = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if isinstance(found, _SQUARING) and any(one.path.endswith("embeddings") for one in model.trainable_variables):
             note += f"{note and '; '}rows of an embedding that occur twice in a batch are added up before {found.name} "

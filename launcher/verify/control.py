@@ -27,6 +27,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.kinds import pads_batches
 from launcher.data.pipeline import WEIGHT, Batch, Data, Shard
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer
@@ -64,7 +65,7 @@ class _Permuted:
         @no_autograph
         def permuted(step: tf.Tensor, batch: Batch) -> Batch:
             order = legal_order(size, self.groups, tf.stack([tf.constant(shard.seed, tf.int64), step]))
-            if getattr(self.data, "pads_batches", False):  # padding stays last
+            if pads_batches(self.data):  # padding stays last
                 order = tf.gather(
                     order, tf.argsort(tf.cast(tf.gather(batch[WEIGHT], order) <= 0, tf.int32), stable=True)
                 )

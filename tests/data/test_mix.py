@@ -8,7 +8,6 @@ import tensorflow as tf
 from assembled import TOPOLOGIES, assert_same, global_batches, joined, shards
 from cases import repeated_but
 from sources import made
-from tiny_tfds import PHOTOS_TRAIN
 
 from launcher.data.images.image_data import image_data
 from launcher.data.images.mix import Mix, beta_quantile, cut_boxes, partner_positions
@@ -346,51 +345,6 @@ def test_image_data_mixes_training_images_and_leaves_evaluation_alone(options):
     # Mostly one of the two, as a Beta distribution of alpha 0.2 is.
     share = joined(mixed, "mix")
     assert 0.4 < np.mean((share < 0.1) | (share > 0.9)) < 0.8
-
-
-# ----------------------------------------------------------------------------------------------------------- streams
-
-STREAM_BATCH, STREAM_STEPS = 4, 60
-
-
-def _streamed(name: str, **options) -> list[dict[str, np.ndarray]]:
-    mix = options.pop("mix", {"mixup": 0.7, "cutmix": 1.0})
-    augmentation = options.pop("augmentation", "small")
-    data = made(image_data, name=name, image_size=10, memory_limit_bytes=0, augmentation=augmentation, **mix)
-    return global_batches(data.train_batches, batch=STREAM_BATCH, **{"hosts": 1, "replicas": 1, **options})
-
-
-@pytest.fixture(scope="module")
-def stream(photos_dir):
-    """A streamed, mixed run on one replica."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TFDS_DATA_DIR", str(photos_dir))
-        return _streamed("tfds:launcher_test_photos", steps=STREAM_STEPS)
-
-
-def test_a_streamed_example_is_mixed_with_the_one_a_step_before_it(photos):
-    plain = _streamed(photos, steps=8, mix={})
-    mixed = _streamed(photos, steps=8, mix={"mixup": 0.7})
-    assert_same(mixed[:1], [{**plain[0], "label_b": mixed[0]["label_b"], "mix": np.ones(STREAM_BATCH, np.float32)}])
-    for before, now, result in zip(plain, plain[1:], mixed[1:], strict=False):
-        np.testing.assert_array_equal(result["label"], now["label"])
-        np.testing.assert_array_equal(result["label_b"], before["label"])
-        np.testing.assert_array_equal(result["weight"], 1.0)
-        np.testing.assert_allclose(result["image"], _blend(now["image"], before["image"], result["mix"]), atol=2e-6)
-    assert len(set(joined(mixed[1:], "mix"))) > 25
-
-
-@pytest.mark.parametrize(("hosts", "replicas"), repeated_but([(2, 2)], [(1, 4), (2, 2), (4, 1)]))
-def test_mixed_streams_make_the_same_global_batches_on_every_topology(photos, stream, hosts, replicas):
-    assert_same(_streamed(photos, steps=12, hosts=hosts, replicas=replicas), stream[:12])
-
-
-@pytest.mark.nightly  # its order is that of a step's number, above; a stream resumes: test_tfds.py
-@pytest.mark.parametrize("start_step", repeated_but([55], [1, 55]))  # 55: into the second epoch
-def test_a_resumed_stream_mixes_as_an_undisturbed_one(photos, stream, start_step):
-    assert start_step * STREAM_BATCH < PHOTOS_TRAIN or start_step > 51
-    resumed = _streamed(photos, steps=5, replicas=2, start_step=start_step)
-    assert_same(resumed, stream[start_step : start_step + 5])
 
 
 # --------------------------------------------------------------------------------------------------------- refusals

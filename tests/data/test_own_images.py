@@ -31,7 +31,6 @@ from launcher.data.images import image_header
 from launcher.data.images.decode import ImageDecoder
 from launcher.data.images.folder_images import folder_images
 from launcher.data.images.image_data import ImageData, image_data
-from launcher.data.images.image_header import DamagedImageError
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow
@@ -227,15 +226,12 @@ def test_an_index_is_kept_as_long_as_the_file_stays_as_it_is(shard, monkeypatch)
     [
         (
             lambda content: content[:-300],
-            "is truncated: its record 49 begins at byte 23,296 and ends at byte 24,125, and the file at 23,825",
+            "truncated.* record 49 begins at byte 23,296 and would end at byte 24,125, and the file .* 23,825",
         ),
-        (
-            lambda content: content[:-820],
-            "is truncated: it ends at byte 23,305, inside the header of the record at",
-        ),
-        (lambda content: content[:2] + b"x" + content[3:], "is no TFRecord file, or damaged: at byte 0 "),
-        (lambda content: content[:17] + b"\1" + content[18:], "is damaged: at byte 16 there should be the header"),
-        (lambda content: b"no,records,but,text\n" * 9, "is no TFRecord file, or damaged"),
+        (lambda content: content[:-820], "truncated.* begins at byte 23,296 .*ends at byte 23,305"),
+        (lambda content: content[:2] + b"x" + content[3:], "damaged.* record 0 begins at byte 0 "),
+        (lambda content: content[:17] + b"\1" + content[18:], "damaged.* record 2 begins at byte 325 "),
+        (lambda content: b"no,records,but,text\n" * 9, "no TFRecord file: its record 0 "),
         (lambda content: b"\x1f\x8b" + content, "is compressed"),
         (lambda content: b"", "hold no record"),
     ],
@@ -261,7 +257,7 @@ def test_headers_tell_the_size_and_ends_that_a_file_is_whole(kind):
     assert image_header.size(io.BytesIO(content)) == picture(17, one_size=False).shape[:2]
     if kind in ("PNG", "JPEG"):
         image_header.check(io.BytesIO(content + b"appended by a camera"))
-        with pytest.raises(DamagedImageError, match=f"truncated {kind}"):
+        with pytest.raises(UsageError, match=f"truncated {kind}"):
             image_header.check(io.BytesIO(content[: len(content) * 3 // 4]))
 
 
@@ -270,7 +266,7 @@ def test_the_end_of_a_thumbnail_is_not_that_of_its_photograph():
     segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
     with_thumbnail = photo[:2] + segment + photo[2:]
     image_header.check(io.BytesIO(with_thumbnail))
-    with pytest.raises(DamagedImageError, match="truncated JPEG"):
+    with pytest.raises(UsageError, match="truncated JPEG"):
         image_header.check(io.BytesIO(with_thumbnail[:-40]))
 
 
@@ -278,7 +274,7 @@ def test_the_end_of_a_thumbnail_is_not_that_of_its_photograph():
     ("content", "words"), [(b"", "empty"), (b"<html>not found</html>", "not JPEG"), (b"RIFF\0\0\0\0WEBPVP8 ", "WebP")]
 )
 def test_what_is_no_image_says_what_it_is(content, words):
-    with pytest.raises(DamagedImageError, match=words):
+    with pytest.raises(UsageError, match=words):
         image_header.check(io.BytesIO(content))
 
 
@@ -293,7 +289,7 @@ def test_a_palette_of_colours_is_refused_and_one_of_greys_is_read():
             image_header.check(file)
             np.testing.assert_array_equal(decode(file.getvalue()), image.convert("RGB"))
             continue
-        with pytest.raises(DamagedImageError, match="BMP with a palette of colours"):
+        with pytest.raises(UsageError, match="BMP with a palette of colours"):
             image_header.check(file)
         with pytest.raises(tf.errors.InvalidArgumentError, match="BMP with a palette of colours"):
             decode(file.getvalue())

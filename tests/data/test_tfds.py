@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from assembled import TOPOLOGIES, assert_finished_by_the_step, assert_same, global_batches, joined, shards
 from cases import repeated_but
 from sources import made
@@ -14,23 +13,22 @@ from tiny_tfds import PHOTOS_TEST, PHOTOS_TRAIN
 from launcher.data import catalog, tfds
 from launcher.data.catalog import Facts
 from launcher.data.images.image_data import ImageData, image_data
-from launcher.data.images.stream import num_streams
 from launcher.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
-BATCH, STEPS = 4, 130  # 520 of 203 examples: 2.6 epochs
+BATCH, STEPS = 4, 103  # 412 of 203 examples: two epochs and more
 
 
-def _data(name: str, *, streamed: bool, **options) -> ImageData:
-    return made(image_data, name=name, image_size=10, memory_limit_bytes=0 if streamed else 2**30, **options)
+def _data(name: str, *, by_need: bool, **options) -> ImageData:
+    return made(image_data, name=name, image_size=10, memory_limit_bytes=0 if by_need else 2**30, **options)
 
 
-# ------------------------------------------------------------------------------------------- in memory and streamed
+# ------------------------------------------------------------------------------------------- in memory and by need
 
 
 def test_a_prepared_set_tells_its_shape_classes_and_counts(photos):
-    data = _data(photos, streamed=False)
+    data = _data(photos, by_need=False)
     assert (data.image_shape, data.num_classes) == ((10, 10, 3), 300)
     assert (data.num_train_examples, data.num_eval_examples) == (PHOTOS_TRAIN, PHOTOS_TEST)
     data.check()
@@ -51,9 +49,9 @@ def catalogued(monkeypatch):
     return facts
 
 
-@pytest.mark.parametrize("streamed", repeated_but([True], [False, True]))
-def test_what_a_prepared_set_says_of_itself_counts_and_not_the_catalog(photos, catalogued, streamed):
-    data = _data(photos, streamed=streamed)
+@pytest.mark.parametrize("by_need", repeated_but([True], [False, True]))
+def test_what_a_prepared_set_says_of_itself_counts_and_not_the_catalog(photos, catalogued, by_need):
+    data = _data(photos, by_need=by_need)
     assert (data.image_shape, data.num_classes) == ((10, 10, 3), 300)
     assert (data.num_train_examples, data.num_eval_examples) == (PHOTOS_TRAIN, PHOTOS_TEST)
     with pytest.raises(UsageError, match="differ in size"):
@@ -77,9 +75,9 @@ def test_the_catalog_serves_where_tfds_is_not_installed(catalogued, monkeypatch)
         made(image_data, name="tfds:launcher_test_photos", train_split="train[:9]")
 
 
-@pytest.mark.parametrize("streamed", repeated_but([True], [False, True]))
-def test_parts_of_splits_may_be_bound(photos, streamed):
-    data = _data(photos, streamed=streamed, train_split="train[:150]", eval_split="train[150:]")
+@pytest.mark.parametrize("by_need", repeated_but([True], [False, True]))
+def test_parts_of_splits_may_be_bound(photos, by_need):
+    data = _data(photos, by_need=by_need, train_split="train[:150]", eval_split="train[150:]")
     assert (data.num_train_examples, data.num_eval_examples) == (150, PHOTOS_TRAIN - 150)
     train = global_batches(data.train_batches, hosts=1, replicas=1, batch=BATCH, steps=40)
     evaluated = global_batches(data.eval_batches, hosts=1, replicas=1, batch=BATCH, steps=14)
@@ -89,16 +87,16 @@ def test_parts_of_splits_may_be_bound(photos, streamed):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "replicas", "streamed"),
+    ("hosts", "replicas", "by_need"),
     repeated_but(
         [(2, 2, False), (3, 1, True)],
-        [(*topology, streamed) for topology in [*TOPOLOGIES, (3, 1)] for streamed in (False, True)],
+        [(*topology, by_need) for topology in [*TOPOLOGIES, (3, 1)] for by_need in (False, True)],
     ),
 )
-def test_evaluation_sees_every_photo_once(photos, hosts, replicas, streamed):
+def test_evaluation_sees_every_photo_once(photos, hosts, replicas, by_need):
     batch = 2 * hosts * replicas
     steps = -(-PHOTOS_TEST // batch)
-    data = _data(photos, streamed=streamed)
+    data = _data(photos, by_need=by_need)
     for shard in shards(hosts=hosts, replicas=replicas, batch=batch):
         assert len(list(data.eval_batches(shard))) == steps * replicas
     batches = global_batches(data.eval_batches, hosts=hosts, replicas=replicas, batch=batch, steps=steps)
@@ -107,19 +105,19 @@ def test_evaluation_sees_every_photo_once(photos, hosts, replicas, streamed):
     assert weight.sum() == PHOTOS_TEST and (weight == 0).sum() == steps * batch - PHOTOS_TEST
 
 
-def test_streamed_and_held_photos_are_the_same(photos):
-    def by_label(streamed):
+def test_read_and_held_photos_are_the_same(photos):
+    def by_label(by_need):
         (batch,) = global_batches(
-            _data(photos, streamed=streamed).eval_batches, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1
+            _data(photos, by_need=by_need).eval_batches, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1
         )
         return batch["image"][np.argsort(batch["label"])]
 
     np.testing.assert_array_equal(by_label(True), by_label(False))
 
 
-@pytest.mark.parametrize("streamed", repeated_but([True], [False, True]))
-def test_batches_have_static_shapes(photos, streamed):
-    data = _data(photos, streamed=streamed, augmentation="small")
+@pytest.mark.parametrize("by_need", repeated_but([True], [False, True]))
+def test_batches_have_static_shapes(photos, by_need):
+    data = _data(photos, by_need=by_need, augmentation="small")
     (shard,) = shards(hosts=1, replicas=2, batch=BATCH)
     for dataset in (data.train_batches(shard), data.eval_batches(shard)):
         assert {key: (tuple(spec.shape), spec.dtype.name) for key, spec in dataset.element_spec.items()} == {
@@ -129,136 +127,46 @@ def test_batches_have_static_shapes(photos, streamed):
         }
 
 
-# ---------------------------------------------------------------------------------------------------------- streamed
+# --------------------------------------------------------------------------------------------------- larger than memory
 
 
 @pytest.fixture(scope="module")
 def undisturbed(photos_dir):
-    """The batches of a streamed run on one replica, for each augmentation."""
+    """The batches of a run on one replica that reads its photos by need."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TFDS_DATA_DIR", str(photos_dir))
-        return {
-            augmentation: global_batches(
-                _data("tfds:launcher_test_photos", streamed=True, augmentation=augmentation).train_batches,
-                hosts=1,
-                replicas=1,
-                batch=BATCH,
-                steps=STEPS,
-            )
-            for augmentation in ("small", "imagenet")
-        }
+        data = _data("tfds:launcher_test_photos", by_need=True, augmentation="imagenet")
+        assert_finished_by_the_step(data)
+        return global_batches(data.train_batches, hosts=1, replicas=1, batch=BATCH, steps=STEPS)
 
 
-def test_what_a_stream_leaves_to_the_step_is_what_it_would_have_done(photos):
-    assert_finished_by_the_step(_data(photos, streamed=True, augmentation="imagenet"))
-
-
-def test_a_stream_shows_every_photo_equally_often(undisturbed):
-    # 4 streams of 50 or 51 photos, one photo of each a step: 130 steps are 2.5 or 2.6 epochs.
-    counts = np.bincount(joined(undisturbed["small"], "label"), minlength=PHOTOS_TRAIN)
-    assert len(counts) == PHOTOS_TRAIN
-    assert set(counts) == {2, 3}
-
-
-def test_epochs_of_a_stream_differ(undisturbed):
-    labels = np.array([batch["label"] for batch in undisturbed["small"]])
-    orders = [labels[:50, stream].tolist() for stream in range(BATCH)]
-    later = [labels[51:101, stream].tolist() for stream in range(BATCH)]
-    assert all(order != other for order, other in zip(orders, later, strict=True))
-    assert all(order != sorted(order) for order in orders)
-
-
-@pytest.mark.parametrize("augmentation", ["small", "imagenet"])
-def test_a_photo_is_augmented_anew_every_epoch(undisturbed, augmentation):
-    labels, images = joined(undisturbed[augmentation], "label"), joined(undisturbed[augmentation], "image")
+def test_a_larger_set_shows_every_photo_once_an_epoch_each_time_augmented_anew(undisturbed):
+    labels, images = joined(undisturbed, "label"), joined(undisturbed, "image")
+    first, second = labels[:PHOTOS_TRAIN], labels[PHOTOS_TRAIN : 2 * PHOTOS_TRAIN]
+    assert set(first) == set(second) == set(range(PHOTOS_TRAIN))
+    assert (first != second).mean() > 0.9 and first.tolist() != sorted(first)
     pairs = [images[labels == label][:2] for label in range(PHOTOS_TRAIN)]
-    assert np.mean([(first != second).any() for first, second in pairs]) > 0.8
+    assert np.mean([(one != other).any() for one, other in pairs]) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("hosts", "replicas", "augmentation"),
-    repeated_but(
-        [(2, 2, "small")],
-        [(2, 2, "small"), (1, 4, "imagenet"), (2, 1, "imagenet"), (4, 1, "imagenet")],
-    ),
+    ("hosts", "replicas", "start_step"), repeated_but([(2, 2, 90)], [(2, 2, 90), (1, 4, 5), (4, 1, 51)])
 )
-def test_streams_make_the_same_global_batches_on_every_topology(photos, undisturbed, hosts, replicas, augmentation):
-    batches = global_batches(
-        _data(photos, streamed=True, augmentation=augmentation).train_batches,
+def test_a_larger_set_goes_on_at_the_very_example_on_any_topology(photos, undisturbed, hosts, replicas, start_step):
+    resumed = global_batches(
+        _data(photos, by_need=True, augmentation="imagenet").train_batches,
         hosts=hosts,
         replicas=replicas,
         batch=BATCH,
         steps=12,
-    )
-    assert_same(batches, undisturbed[augmentation][:12])
-
-
-@pytest.mark.parametrize("start_step", repeated_but([90], [5, 90]))
-def test_a_resumed_stream_goes_on_where_it_was(photos, undisturbed, start_step):
-    resumed = global_batches(
-        _data(photos, streamed=True, augmentation="imagenet").train_batches,
-        hosts=2,
-        replicas=1,
-        batch=BATCH,
-        steps=STEPS - start_step,
         start_step=start_step,
     )
-    assert_same(resumed, undisturbed["imagenet"][start_step:])
+    assert_same(resumed, undisturbed[start_step : start_step + 12])
 
 
-@pytest.mark.parametrize("global_seed", repeated_but([1], [0, 1]))
-def test_the_order_of_a_stream_is_the_runs_whatever_tensorflows_global_seed_is(photos, undisturbed, global_seed):
-    tf.random.set_seed(global_seed)
-    batches = global_batches(
-        _data(photos, streamed=True, augmentation="imagenet").train_batches, hosts=1, replicas=1, batch=BATCH, steps=12
-    )
-    assert_same(batches, undisturbed["imagenet"][:12])
-
-
-@pytest.mark.parametrize("seed", repeated_but([0], [0, 2**31 - 1]))
-def test_a_seed_that_is_zero_to_tensorflow_shuffles_a_stream(photos, seed):
-    tf.random.set_seed(seed)
-    batches = global_batches(
-        _data(photos, streamed=True).train_batches, hosts=1, replicas=1, batch=BATCH, steps=50, seed=seed
-    )
-    labels = joined(batches, "label")
-    assert len(set(labels)) == len(labels) and labels.tolist() != sorted(labels)
-
-
-def test_another_seed_gives_another_stream(photos, undisturbed):
-    other = global_batches(
-        _data(photos, streamed=True, augmentation="small").train_batches,
-        hosts=1,
-        replicas=1,
-        batch=BATCH,
-        steps=3,
-        seed=6,
-    )
-    assert (joined(other, "label") != joined(undisturbed["small"][:3], "label")).any()
-
-
-def test_three_hosts_share_a_stream_set_among_them(photos):
-    batches = global_batches(
-        _data(photos, streamed=True).train_batches, hosts=3, replicas=1, batch=6, steps=PHOTOS_TRAIN // 6
-    )
-    labels = joined(batches, "label")
-    assert len(set(labels)) == len(labels) == 198
-
-
-def test_the_number_of_streams_fits_batch_and_hosts():
-    assert num_streams(1024, 1) == num_streams(1024, 8) == num_streams(1024, 32) == 32
-    assert num_streams(96, 2) == 32 and num_streams(8, 4) == 8
-    assert num_streams(96, 3) == 3 and num_streams(1024, 64) == 64
-    for batch, hosts in ((96, 1), (100, 4), (7, 7), (1024, 64)):
-        streams = num_streams(batch, hosts)
-        assert batch % streams == 0 and streams % hosts == 0
-
-
-def test_too_few_examples_to_stream_are_refused(photos):
-    data = _data(photos, streamed=True, train_split="train[:3]")
-    (shard,) = shards(hosts=1, replicas=1, batch=BATCH)
-    with pytest.raises(UsageError, match=r"3 examples.*memory_limit_bytes"):
-        data.train_batches(shard)
+def test_a_larger_set_in_the_order_of_before_is_not_taken_for_the_same(photos):
+    held, by_need = (_data(photos, by_need=larger).identity() for larger in (False, True))
+    assert held.startswith("launcher_test_photos/1.0.0 ") and by_need not in ("", held)
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -334,15 +242,15 @@ def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memo
         shutil.rmtree(tmp_path / "launcher_test_photos", ignore_errors=True)
         shutil.copytree(photos_dir / "launcher_test_photos", tmp_path / "launcher_test_photos")
 
-    def refused(name="tfds:launcher_test_photos:1.0.0", streamed=False):
+    def refused(name="tfds:launcher_test_photos:1.0.0", by_need=False):
         with pytest.raises(UsageError) as found:
-            data = _data(name, streamed=streamed)
+            data = _data(name, by_need=by_need)
             data.check()
             next(iter(data.train_batches(*shards(hosts=1, replicas=1, batch=BATCH))))
         return str(found.value)
 
     def by_label():
-        make = _data("tfds:launcher_test_photos", streamed=False).eval_batches
+        make = _data("tfds:launcher_test_photos", by_need=False).eval_batches
         (batch,) = global_batches(make, hosts=1, replicas=1, batch=PHOTOS_TEST, steps=1)
         return batch["image"][np.argsort(batch["label"])]
 
@@ -353,7 +261,7 @@ def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memo
     content = shard.read_bytes()
     shard.write_bytes(content[:-10])
     assert f"{shard} is damaged or cut: " in refused()
-    assert tfds.damage(tfds.open_builder("launcher_test_photos"), "train", "test").startswith(f"{shard} is damaged")
+    assert f"{shard} is truncated, damaged" in refused(by_need=True)
     shard.unlink()
     assert f"{shard} is missing" in refused()
     for name in ("dataset_info.json", "features.json"):
@@ -366,4 +274,4 @@ def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memo
     made_so = tensorflow_datasets.builder("launcher_test_photos", data_dir=tmp_path, file_format="array_record")
     made_so.download_and_prepare(download_config=tensorflow_datasets.download.DownloadConfig(num_shards=7))
     np.testing.assert_array_equal(by_label(), whole)
-    assert "read into memory alone: raise image_data.memory_limit_bytes" in refused(streamed=True)
+    assert "read into memory alone: raise image_data.memory_limit_bytes" in refused(by_need=True)

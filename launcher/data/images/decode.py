@@ -33,16 +33,6 @@ class ImageDecoder:
             return tf.ensure_shape(self._decoded(encoded), self.image_shape)
         return tf.cast(self._scaled_window(encoded, self._centre_window), tf.uint8)
 
-    def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-        """A random window of an image (string []), scaled: uint8 `image_shape`.
-
-        Args:
-          encoded: the file.
-          numbers: float32 [22], see `launcher.data.images.augment.window_numbers`.
-          mirrored: bool [], whether to turn left and right.
-        """
-        return tf.cast(self._random_window(encoded, numbers, mirrored), tf.uint8)
-
     def random_windows(
         self, encoded: tf.Tensor, seeds: tf.Tensor, *, flip: bool, finish: Callable[[tf.Tensor], tf.Tensor] | None
     ) -> tf.Tensor:
@@ -60,7 +50,8 @@ class ImageDecoder:
         """
 
         def cut(one: tuple[tf.Tensor, ...]) -> tf.Tensor:
-            return finish(self._random_window(*one)[tf.newaxis]) if finish else self.random_window(*one)[tf.newaxis]
+            window = self.random_window(*one)[tf.newaxis]
+            return finish(window) if finish else tf.cast(window, tf.uint8)
 
         each = encoded, window_numbers(seeds), flips(seeds) & flip
         windows = self._each(cut, each, [1, *self.image_shape], tf.float32 if finish else tf.uint8)
@@ -80,8 +71,14 @@ class ImageDecoder:
         # One after another: batches are made in parallel, and to overlap images within each halves the speed.
         return tf.map_fn(cut, batch, fn_output_signature=tf.TensorSpec(shape, dtype), parallel_iterations=1)
 
-    def _random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-        """`random_window` in float32."""
+    def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+        """A random window of an image (string []), scaled: whole numbers of 0 to 255, float32 `image_shape`.
+
+        Args:
+          encoded: the file.
+          numbers: float32 [22], see `launcher.data.images.augment.window_numbers`.
+          mirrored: bool [], whether to turn left and right.
+        """
 
         def window(height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
             return crop_windows(numbers[tf.newaxis], height[tf.newaxis], width[tf.newaxis])[0]

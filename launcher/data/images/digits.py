@@ -10,15 +10,24 @@ from pathlib import Path
 import numpy as np
 
 from launcher.data.catalog import DIGITS
+from launcher.data.images.stored_images import Arrays, StoredImages
+from launcher.data.pipeline import Data
 from launcher.errors import UsageError
 from launcher.machine import installation
 
-Arrays = dict[str, np.ndarray]
 
+class DigitImages:
+    """The digits as an `ImageSource`."""
 
-def check() -> None:
-    """Raises UsageError where scikit-learn is missing."""
-    _path()
+    name, of_bytes = "digits", True
+    facts = DIGITS
+
+    def check(self) -> None:
+        """Raises UsageError where scikit-learn is missing."""
+        _path()
+
+    def open(self, stored: StoredImages) -> Data:
+        return stored.in_memory(*load())
 
 
 def load() -> tuple[Arrays, Arrays]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.images import image_header
 from launcher.data.images.decode import ImageDecoder, in_memory
 from launcher.data.images.mix import partner_positions
 from launcher.data.order import shuffled
@@ -31,11 +32,8 @@ class EncodedImages(Examples, Protocol):
     def select(self, chosen: np.ndarray) -> EncodedImages:
         """Some of them, by their indices."""
 
-    def size(self, index: int) -> tuple[int, int] | None:
-        """Height and width of an image in pixels, by its header; None where something is wrong with it."""
-
-    def problem(self, index: int) -> str | None:
-        """What is wrong with an example as far as it shows without decoding its image; None if nothing."""
+    def opened(self, index: int) -> IO[bytes]:
+        """The file of an image; raises UsageError where that, or its label, is not what it is bound to be."""
 
     def identity(self) -> str:
         """See `launcher.data.pipeline.Data`: of names, sizes and a glance, so that a copy of the files is the same."""
@@ -46,6 +44,16 @@ class EncodedImages(Examples, Protocol):
         Raises:
           UsageError: they are not what they are bound to be.
         """
+
+
+def problem(images: EncodedImages, index: int) -> str:
+    """What is wrong with an example as far as it shows without decoding its image; "" if nothing."""
+    try:
+        with images.opened(index) as file:
+            image_header.check(file)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def load(images: EncodedImages, decoder: ImageDecoder) -> dict[str, np.ndarray]:
@@ -111,7 +119,7 @@ def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) 
         .map(lambda index, image: index)
     )
     failing = sorted(set(indices) - set(readable.as_numpy_iterator()))
-    told = [f"{images.name(index)} ({images.problem(index) or 'cannot be decoded'})" for index in failing[:_NAMED]]
+    told = [f"{images.name(index)} ({problem(images, index) or 'cannot be decoded'})" for index in failing[:_NAMED]]
     return listed(told, len(failing)) if failing else None
 
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent import futures
-from typing import Any
+from typing import IO, Any
 
 import gin
 import numpy as np
@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from launcher.data import files
 from launcher.data.images import image_header
-from launcher.data.images.image_header import DamagedImageError
 from launcher.data.images.own_images import OwnImages, own_images
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError, advice
@@ -71,15 +70,8 @@ class FolderImages:
     def select(self, chosen: np.ndarray) -> FolderImages:
         return FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
 
-    def size(self, index: int) -> tuple[int, int] | None:
-        try:
-            with files.opened(self.name(index)) as file:
-                return image_header.size(file)
-        except (UsageError, DamagedImageError):
-            return None
-
-    def problem(self, index: int) -> str | None:
-        return self._looked_at(index)[0]
+    def opened(self, index: int) -> IO[bytes]:
+        return files.opened(self.name(index))
 
     def damaged(self) -> list[str]:
         """The files that are no whole images, by their first and last bytes."""
@@ -102,15 +94,13 @@ class FolderImages:
                     damaged.append(f"{self.name(index)} ({problem})")
         return {"damaged": damaged, "ends": ends.hexdigest()}
 
-    def _looked_at(self, index: int) -> tuple[str | None, bytes]:
+    def _looked_at(self, index: int) -> tuple[str, bytes]:
         """What is wrong with a file, if anything, and its last bytes."""
         try:
-            with files.opened(self.name(index)) as file:
+            with self.opened(index) as file:
                 image_header.check(file)
-                file.seek(0, os.SEEK_END)
-                file.seek(max(file.tell() - _END, 0))
-                return None, file.read(_END)
-        except (UsageError, DamagedImageError) as error:
+                return "", image_header.last_bytes(file, _END)
+        except UsageError as error:
             return str(error), b""
 
     def identity(self) -> str:
@@ -192,13 +182,17 @@ def _folders(root: str) -> list[str]:
     if not is_folder(root):
         where = "" if files.is_remote(root) else f" (from {os.getcwd()})"
         raise MissingInputError(f"image_data.name = 'folder:DIR': there is no folder {root}{where}")
-    if files.is_remote(root):
-        names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
-        found = [name for name in names if tf.io.gfile.isdir(f"{root}/{name}")]
-    else:
-        with os.scandir(root) as entries:
-            found = [entry.name for entry in entries if entry.is_dir()]
-    return sorted(name for name in found if not name.startswith("."))
+    return sorted(name for name, has_files in _entries(root) if has_files and not name.startswith("."))
+
+
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """Names in a folder, each with whether it is a folder itself."""
+    with files.readable(folder):
+        if files.is_remote(folder):
+            names = [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
+            return [(name, tf.io.gfile.isdir(f"{folder}/{name}")) for name in names]
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.is_dir()) for entry in entries]
 
 
 def _classes(root: str) -> list[str]:
@@ -212,17 +206,11 @@ def _classes(root: str) -> list[str]:
 
 def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
     """The images of each class, sorted by name, and how many other files there are."""
-    walk = tf.io.gfile.walk if files.is_remote(root) else _walk
     paths: list[str] = []
     labels: list[int] = []
     others = 0
     for label, name in enumerate(classes):
-        found = [
-            files.named(f"{folder[len(root) + 1 :]}/{file}".replace(os.sep, "/"))
-            for folder, _, names in walk(f"{root}/{name}")
-            for file in names
-            if not file.startswith(".")
-        ]
+        found = [files.named(path.removeprefix(f"{root}/")) for path in _files_in(f"{root}/{name}")]
         images = sorted(path for path in found if path.lower().endswith(image_header.SUFFIXES))
         if not images:
             raise UsageError(f"{root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it")
@@ -232,11 +220,15 @@ def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
     return FolderImages(root, paths, labels), others
 
 
-def _walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, through links; raises UsageError where one of them leads round."""
-    for folder, folders, names in os.walk(root, followlinks=True):
-        for name in folders:
-            path, to = f"{folder}/{name}", os.path.realpath(f"{folder}/{name}")
-            if os.path.islink(path) and f"{os.path.realpath(folder)}/".startswith(f"{to}/"):
-                raise UsageError(f"{path} is a link to a folder that it lies in, {to}; remove it")
-        yield folder, folders, names
+def _files_in(folder: str) -> Iterator[str]:
+    """Paths of the files in a folder and those inside of it, also through links; without what begins with a dot."""
+    for name, is_folder in _entries(folder):
+        path = f"{folder}/{name}"
+        if not is_folder:
+            if not name.startswith("."):
+                yield path
+            continue
+        to = os.path.realpath(path)
+        if os.path.islink(path) and f"{os.path.realpath(folder)}/".startswith(f"{to}/"):
+            raise UsageError(f"{path} is a link to a folder that it lies in, {to}; remove it")
+        yield from _files_in(path)

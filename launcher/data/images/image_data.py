@@ -26,14 +26,16 @@ import tensorflow as tf
 from launcher.config.bound_types import check_value
 from launcher.data import tfds
 from launcher.data.batch_spec import BatchSpec
-from launcher.data.catalog import DIGITS, TFDS, Facts
-from launcher.data.images import augment, digits
+from launcher.data.catalog import TFDS, Facts
+from launcher.data.images import augment
+from launcher.data.images.digits import DigitImages
 from launcher.data.images.folder_images import folder_images
 from launcher.data.images.mix import Mix
-from launcher.data.images.record_images import record_images
+from launcher.data.images.record_images import images_of_split, record_images
 from launcher.data.images.stored_images import StoredImages
 from launcher.data.images.synthetic import SyntheticSource
-from launcher.data.pipeline import Batch, Data, Shard, identity_of
+from launcher.data.kinds import DataOfFiles, identity_of
+from launcher.data.pipeline import Batch, Data, Shard
 from launcher.data.text.source import chosen
 from launcher.errors import UsageError
 
@@ -41,9 +43,9 @@ from launcher.errors import UsageError
 class ImageSource(Protocol):
     """Labelled images as they are stored. Making one decodes none.
 
-    It may also have `class_names`, by label; `details`, what a person should know of the set, for the plan;
-    `identity() -> str`, where that of its opened batches would take long; and `of_bytes = True`, where it opens them by
-    `stored` or leaves `stored.finish` out of a training batch of a shard that is `as_stored`.
+    It may also have `class_names`, by label; `details`, what a person should know of the set, for the plan; and
+    `of_bytes = True`, where it opens them by `stored` or leaves `stored.finish` out of a training batch of a shard that
+    is `as_stored`.
     """
 
     name: str
@@ -64,7 +66,7 @@ class ImageData:
     """Labelled images of one size: `Data`, and what a model for them has to know.
 
     Args:
-      source: where the batches come from: `Data`, or with `open` what has `check` and maybe `identity`.
+      source: where the batches come from: `Data`, or with `open` what has `check`.
       open: gives the batches where they are opened with the first of them, so that a job can be planned without data.
       finish_stored: what makes images float32, in a training batch that has them as bytes; None where batches never do.
       decode: JPEG or PNG files, string [n], to images as evaluation has them; None where there are no such files.
@@ -92,7 +94,7 @@ class ImageData:
         self.source.check()
 
     def identity(self) -> str:
-        return identity_of(self.source) or identity_of(self._data)
+        return identity_of(self._data)
 
     def batch_spec(self, size: int) -> BatchSpec:
         """See `launcher.data.batch_spec`."""
@@ -112,20 +114,8 @@ class ImageData:
         return self._data.eval_batches(shard)
 
     def damage(self, *, seed: int, start: int, stop: int) -> str | None:
-        """See `launcher.data.images.encoded.EncodedData.damage`."""
-        find = getattr(self._data, "damage", None)
-        return None if find is None else find(seed=seed, start=start, stop=stop)
-
-
-class DigitImages:
-    """The digits of scikit-learn as an `ImageSource`."""
-
-    name, of_bytes = "digits", True
-    facts = DIGITS
-    check = staticmethod(digits.check)
-
-    def open(self, stored: StoredImages) -> Data:
-        return stored.from_digits()
+        """See `launcher.data.pipeline.DataOfFiles`."""
+        return self._data.damage(seed=seed, start=start, stop=stop) if isinstance(self._data, DataOfFiles) else None
 
 
 @gin.configurable("tfds_images")
@@ -151,11 +141,22 @@ class TfdsImages:
     def check(self) -> None:
         tfds.check_prepared(tfds.open_builder(self._set), (self.facts.train_split, self.facts.eval_split))
 
-    def identity(self) -> str:
-        return tfds.identity(self._set, self.facts.train_split)
-
     def open(self, stored: StoredImages) -> Data:
-        return stored.from_tfds(self._set)
+        builder, splits = tfds.open_builder(self._set), (self.facts.train_split, self.facts.eval_split)
+        counts = [tfds.num_examples(builder, split) for split in splits]
+        decoder = stored.decoder(scaled=stored.image_shape != self.facts.image_shape)
+        if stored.fits(sum(counts)):
+            # Version, size and split in place of the content, which may be gigabytes.
+            identity = f"{builder.info.full_name} {builder.info.dataset_size} {splits[0]} {counts[0]}"
+            train, held_out = (tfds.load(builder, split, decoder) for split in splits)
+            return stored.in_memory(train, held_out, identity)
+        if tfds.is_array_record(builder):
+            raise UsageError(
+                f"{builder.data_dir} is in array_record, which is read into memory alone: raise "
+                "image_data.memory_limit_bytes, or prepare it as tfrecord"
+            )
+        parts = [images_of_split(builder, split, self.facts.num_classes) for split in splits]
+        return stored.by_need(parts[0], parts[1], decoder)
 
 
 _KINDS: dict[str, Callable[..., ImageSource]] = {

@@ -7,6 +7,8 @@ import os
 import struct
 from typing import IO
 
+from launcher.errors import UsageError
+
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 """Of the formats that TensorFlow decodes."""
 
@@ -22,12 +24,8 @@ GREYS = b"".join(bytes((grey, grey, grey, 0)) for grey in range(256))
 PALETTE = "BMP with a palette of colours, whose numbers TensorFlow takes for greys: store it as PNG"
 
 
-class DamagedImageError(Exception):
-    """Not a whole image in a format that TensorFlow decodes; the text says what it is instead."""
-
-
 def check(file: IO[bytes]) -> None:
-    """Raises DamagedImageError unless the file begins and ends as an image of its format does."""
+    """Raises UsageError unless the file begins and ends as an image of its format does."""
     start = _start(file)
     if start.startswith(_SOI):
         _check_jpeg(file)
@@ -38,14 +36,14 @@ def check(file: IO[bytes]) -> None:
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:
-    """Height and width in pixels; raises DamagedImageError where it is no image, or ends before it says."""
+    """Height and width in pixels; raises UsageError where it is no image, or ends before it says."""
     start = _start(file)
     try:
         if start.startswith(_SOI):
             for marker, content in _jpeg_segments(file):
                 if marker in _FRAMES:
                     return struct.unpack_from(">HH", content, 1)
-            raise DamagedImageError("truncated JPEG")
+            raise UsageError("truncated JPEG")
         if start.startswith(_PNG):
             width, height = struct.unpack_from(">II", start, 16)
         elif start.startswith(b"BM"):
@@ -53,7 +51,7 @@ def size(file: IO[bytes]) -> tuple[int, int]:
         else:
             width, height = struct.unpack_from("<HH", start, 6)
     except struct.error:
-        raise DamagedImageError("truncated") from None
+        raise UsageError("truncated") from None
     return abs(height), width  # a BMP whose rows run downwards has a negative height
 
 
@@ -61,21 +59,21 @@ def _start(file: IO[bytes]) -> bytes:
     file.seek(0)
     start = file.read(32)
     if not start:
-        raise DamagedImageError("empty")
+        raise UsageError("empty")
     if not start.startswith((_SOI + b"\xff", _PNG, b"GIF87a", b"GIF89a", b"BM")):
         is_webp = start.startswith(b"RIFF") and start[8:12] == b"WEBP"
-        raise DamagedImageError("WebP: store it as PNG or JPEG" if is_webp else "not JPEG, PNG, GIF or BMP")
+        raise UsageError("WebP: store it as PNG or JPEG" if is_webp else "not JPEG, PNG, GIF or BMP")
     return start
 
 
 def _check_jpeg(file: IO[bytes]) -> None:
-    if _ends_with(file, _EOI):
+    if last_bytes(file, len(_EOI)) == _EOI:
         return
     # Cameras append data of their own. A thumbnail has an end of its own, in a segment before the image.
     for marker, _ in _jpeg_segments(file):
         if marker == _SOS and _EOI in file.read():
             return
-    raise DamagedImageError("truncated JPEG")
+    raise UsageError("truncated JPEG")
 
 
 def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
@@ -94,31 +92,24 @@ def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
 
 
 def _check_png(file: IO[bytes]) -> None:
-    if _ends_with(file, _PNG_END):
+    if last_bytes(file, len(_PNG_END)) == _PNG_END:
         return
-    length = file.tell()
-    place = len(_PNG)  # something may follow the last chunk
-    while place < length:
-        file.seek(place)
-        header = file.read(8)
-        if len(header) < 8:
-            break
-        place += 12 + struct.unpack(">I", header[:4])[0]
-        if header[4:] == b"IEND" and place <= length:
-            return
-    raise DamagedImageError("truncated PNG")
+    file.seek(0)
+    if _PNG_END not in file.read():  # something may follow the last chunk
+        raise UsageError("truncated PNG")
 
 
 def _check_bmp(file: IO[bytes], start: bytes) -> None:
     if len(start) < 32:
-        raise DamagedImageError("truncated BMP")
+        raise UsageError("truncated BMP")
     pixels, header, bits = struct.unpack_from("<I", start, 10)[0], start[14], start[28]
     file.seek(14 + header)
     if bits == 8 and not GREYS.startswith(file.read(pixels - 14 - header)):
-        raise DamagedImageError(PALETTE)
+        raise UsageError(PALETTE)
 
 
-def _ends_with(file: IO[bytes], end: bytes) -> bool:
+def last_bytes(file: IO[bytes], count: int) -> bytes:
+    """So many bytes at the end of a file, or all that there are."""
     file.seek(0, os.SEEK_END)
-    file.seek(max(file.tell() - len(end), 0))
-    return file.read(len(end)) == end
+    file.seek(max(file.tell() - count, 0))
+    return file.read(count)

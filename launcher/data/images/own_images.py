@@ -1,5 +1,6 @@
 """Images of the user's own, in folders or records: a set with what is to be known of it before it is read."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -7,7 +8,8 @@ import numpy as np
 from launcher.config.bound_types import check_value
 from launcher.data import files
 from launcher.data.catalog import TFDS, Facts
-from launcher.data.images.encoded import EncodedImages, listed
+from launcher.data.images import image_header
+from launcher.data.images.encoded import EncodedImages, listed, problem
 from launcher.data.images.stored_images import StoredImages
 from launcher.data.pipeline import Data
 from launcher.errors import UsageError
@@ -33,9 +35,6 @@ class OwnImages:
         found = [one for part in (self.train, self.evaluation) if part is not None for one in part.damaged()]
         if found:
             raise UsageError(listed(found))
-
-    def identity(self) -> str:
-        return self.train.identity()
 
     def open(self, stored: StoredImages) -> Data:
         return stored.from_encoded(self.train, self.evaluation)
@@ -82,10 +81,10 @@ def own_images(
         how = f"evaluated on {evaluated_on}"
     if not len(train) or not (len(evaluation) or eval_share == 0):
         raise UsageError(f"{len(train)} images to train, {len(evaluation)} to evaluate on; bind {binding}.eval_share")
-    chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int))
-    sizes = {size for index in chosen if (size := train.size(int(index)))}
+    chosen = np.unique(np.linspace(0, len(train) - 1, _PROBED).astype(int)).tolist()
+    sizes = {size for index in chosen if (size := _size(train, index))}
     if not sizes:
-        raise UsageError(f"{train.name(int(chosen[0]))}: {train.problem(int(chosen[0])) or 'damaged'}")
+        raise UsageError(f"{train.name(chosen[0])}: {problem(train, chosen[0]) or 'damaged'}")
     height, width = sizes.pop() if len(sizes) == 1 else (None, None)
     usual = TFDS["imagenet2012"]
     return OwnImages(
@@ -103,6 +102,13 @@ def own_images(
         class_names=class_names,
         details=f"{classes}, {how}" + (f"; {others} other files left out" if others else ""),
     )
+
+
+def _size(images: EncodedImages, index: int) -> tuple[int, int] | None:
+    """Height and width of an image in pixels, by its header; None where something is wrong with it."""
+    with contextlib.suppress(UsageError), images.opened(index) as file:
+        return image_header.size(file)
+    return None
 
 
 def _of_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Mapping
+from typing import Any
 
 import gin
 import numpy as np
 import tensorflow as tf
 
 from launcher.data import files
-from launcher.data.images import image_header
-from launcher.data.images.image_header import DamagedImageError
+from launcher.data.images.encoded import problem
 from launcher.data.images.own_images import OwnImages, own_images
 from launcher.data.records import TFRecords
 from launcher.errors import UsageError, listed
@@ -34,6 +34,8 @@ class RecordImages:
     features: Mapping[str, str]  # what it calls its "image", a JPEG, PNG, GIF or BMP file, and its "label", one integer
     first_label: int  # of the first class; labels of batches count from 0
     num_classes: int
+    otherwise: str = "record_images.num_classes, or record_images.first_label where labels do not count from 0"
+    """What to bind where a label is of no class."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -57,26 +59,13 @@ class RecordImages:
     def select(self, chosen: np.ndarray) -> RecordImages:
         return dataclasses.replace(self, records=self.records.select(chosen))
 
-    def size(self, index: int) -> tuple[int, int] | None:
-        try:
-            return image_header.size(io.BytesIO(self._image_and_label(index)[0]))
-        except (UsageError, DamagedImageError):
-            return None
-
-    def problem(self, index: int) -> str | None:
-        try:
-            image, label = self._image_and_label(index)
-            if not 0 <= label - self.first_label < self.num_classes:
-                last = self.first_label + self.num_classes - 1
-                return (
-                    f"its label is {label}, and {self.num_classes} classes are labelled {self.first_label} to "
-                    f"{last}; bind record_images.num_classes, or record_images.first_label where labels do not count "
-                    "from 0"
-                )
-            image_header.check(io.BytesIO(image))
-        except (UsageError, DamagedImageError) as error:
-            return str(error)
-        return None
+    def opened(self, index: int) -> io.BytesIO:
+        image, label = self._image_and_label(index)
+        last = self.first_label + self.num_classes - 1
+        if not self.first_label <= label <= last:
+            classes = f"{self.num_classes} classes are labelled {self.first_label} to {last}"
+            raise UsageError(f"its label is {label}, and {classes}; bind {self.otherwise}")
+        return io.BytesIO(image)
 
     def identity(self) -> str:
         return self.records.identity()
@@ -84,9 +73,13 @@ class RecordImages:
     def damaged(self) -> list[str]:
         """Raises UsageError where the first record of a file is no labelled image; the others are not read."""
         for index in self.records.firsts():
-            if (problem := self.problem(index)) is not None:
-                raise UsageError(f"{self.name(index)}: {problem}")
+            self.check(index)
         return []
+
+    def check(self, index: int) -> None:
+        """Raises UsageError where a record is no labelled image."""
+        if wrong := problem(self, index):
+            raise UsageError(f"{self.name(index)}: {wrong}")
 
     def _image_and_label(self, index: int) -> tuple[bytes, int]:
         content = self.records.read(index)
@@ -101,6 +94,31 @@ class RecordImages:
             if len(getattr(features[name], kind).value) != 1:
                 raise UsageError(f"its feature {name!r}, the {role}, is not one value of {kind}")
         return features[image].bytes_list.value[0], features[label].int64_list.value[0]
+
+
+def images_of_split(builder: Any, split: str, num_classes: int) -> RecordImages:
+    """Images of a prepared TFDS split in tfrecord, in the order of its files.
+
+    Raises:
+      UsageError: a file is damaged or cut, or the split has no labels.
+    """
+    parts = builder.info.splits[split].file_instructions
+    records = TFRecords.open([str(part.filename) for part in parts])
+    for part, count in zip(parts, np.bincount(records.file, minlength=len(parts)), strict=True):
+        if count != part.examples_in_shard:
+            raise UsageError(f"{part.filename} has {count} of its {part.examples_in_shard} examples: prepare it anew")
+    first, last = (
+        np.array(column)[records.file] for column in zip(*((p.skip, p.skip + p.take) for p in parts), strict=True)
+    )
+    images = RecordImages(
+        records=records.select((records.number >= first) & (records.number < last)),
+        features={"image": "image", "label": "label"},
+        first_label=0,
+        num_classes=num_classes,
+        otherwise="tfds_images.train_split or tfds_images.eval_split to a split with labels",
+    )
+    images.check(0)
+    return images
 
 
 @gin.configurable

@@ -1,4 +1,4 @@
-"""Stored images on their way into batches: read into memory or streamed, augmented, standardised."""
+"""Stored images on their way into batches: held in memory or read by need, augmented, standardised."""
 
 import dataclasses
 import functools
@@ -7,18 +7,16 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from launcher.data import tfds
 from launcher.data.catalog import Facts
-from launcher.data.images import augment, digits, encoded
+from launcher.data.images import augment, encoded
 from launcher.data.images.augment import ImageAugment
 from launcher.data.images.decode import ImageDecoder
 from launcher.data.images.encoded import EncodedData, EncodedImages
 from launcher.data.images.mix import Mix
-from launcher.data.images.stream import StreamedImages
-from launcher.data.pipeline import ArrayExamples, Augment, Batch, Data, RandomAccessData
-from launcher.errors import UsageError
+from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData
 from launcher.machine.no_autograph import no_autograph
 
+Arrays = dict[str, np.ndarray]
 Pixels = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -33,42 +31,32 @@ class StoredImages:
     mix: Mix | None
     memory_limit_bytes: int  # images that decode to more are read from disk as they are needed
 
-    def from_digits(self) -> Data:
-        """The digits of scikit-learn."""
-        train, held_out = ({**arrays, "image": _resized(arrays["image"], self.image_shape)} for arrays in digits.load())
-        return self._in_memory(train, held_out)
+    def in_memory(self, train: Arrays, evaluation: Arrays | None, identity: str = "") -> Data:
+        """Batches of decoded images, uint8 [n, height, width, channels], and their labels; see `ArrayExamples`."""
+        change = self._augment()
 
-    def from_tfds(self, name: str) -> Data:
-        """A prepared TFDS set: in memory if it fits, else streamed."""
-        builder = tfds.open_builder(name)
-        facts = self.facts
-        decoder = self._decoder(scaled=self.image_shape != facts.image_shape)
-        splits = (facts.train_split, facts.eval_split)
-        if self._fits(sum(tfds.num_examples(builder, split) for split in splits)):
-            return self._in_memory(*(tfds.load(builder, split, decoder) for split in splits))
-        if tfds.is_array_record(builder):
-            raise UsageError(
-                f"{builder.data_dir} is in array_record, which is read into memory alone: raise "
-                "image_data.memory_limit_bytes, or prepare it as tfrecord"
-            )
-        return StreamedImages(
-            builder=builder,
-            train_split=facts.train_split,
-            eval_split=facts.eval_split,
-            decoder=decoder,
-            random_window=self._random_window,
-            flip=self.flip,
-            augment=None if self._random_window else self._augment(),
+        @no_autograph
+        def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
+            return batch if change is None else {**batch, "image": change(batch["image"], seeds)}
+
+        return RandomAccessData(
+            train=ArrayExamples(self._resized(train), identity),
+            evaluation=None if evaluation is None else ArrayExamples(self._resized(evaluation)),
+            augment=None if change is None else augmented,
             finish=self.finish,
             mix=self.mix,
         )
 
     def from_encoded(self, train: EncodedImages, evaluation: EncodedImages | None) -> Data:
         """A set of the user's own: in memory if it fits, else read by need."""
-        decoder = self._decoder(scaled=True)
-        if self._fits(len(train) + (self.facts.num_eval_examples or 0)):
-            held_out = None if evaluation is None else encoded.load(evaluation, decoder)
-            return self._in_memory(encoded.load(train, decoder), held_out)
+        decoder = self.decoder(scaled=True)
+        if not self.fits(len(train) + (0 if evaluation is None else len(evaluation))):
+            return self.by_need(train, evaluation, decoder)
+        held_out = None if evaluation is None else encoded.load(evaluation, decoder)
+        return self.in_memory(encoded.load(train, decoder), held_out, train.identity())
+
+    def by_need(self, train: EncodedImages, evaluation: EncodedImages | None, decoder: ImageDecoder) -> Data:
+        """Batches of images that are read and decoded as they are needed."""
         change = None if self._random_window else self._augment()
 
         @no_autograph
@@ -98,7 +86,7 @@ class StoredImages:
     @no_autograph
     def decode(self, files: tf.Tensor) -> tf.Tensor:
         """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
-        decoder = self._decoder(scaled=True)
+        decoder = self.decoder(scaled=True)
         images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
         # A file's brightest pixel is 255, that of the data set may be another.
         pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
@@ -109,23 +97,15 @@ class StoredImages:
         """Whether windows are cut out of photographs, which have to be whole for that and not held in memory scaled."""
         return self.augmentation == "imagenet" and not self.facts.fixed_size
 
-    def _decoder(self, *, scaled: bool) -> ImageDecoder:
+    def decoder(self, *, scaled: bool) -> ImageDecoder:
+        """What decodes images, see there for `scaled`."""
         return ImageDecoder(
             image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=scaled
         )
 
-    def _fits(self, count: int) -> bool:
+    def fits(self, count: int) -> bool:
+        """Whether so many images are held in memory."""
         return not self._random_window and count * int(np.prod(self.image_shape)) <= self.memory_limit_bytes
-
-    def _in_memory(self, train: dict[str, np.ndarray], evaluation: dict[str, np.ndarray] | None) -> Data:
-        change = self._augment()
-        return RandomAccessData(
-            train=ArrayExamples(train),
-            evaluation=None if evaluation is None else ArrayExamples(evaluation),
-            augment=None if change is None else _of_batch(change),
-            finish=self.finish,
-            mix=self.mix,
-        )
 
     def _augment(self) -> ImageAugment | None:
         return augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
@@ -146,16 +126,9 @@ class StoredImages:
         rows = rows * np.tile(scale, width) - np.tile(shift, width)
         return tf.reshape(rows, [-1, height, width, channels])
 
-
-def _of_batch(change: ImageAugment) -> Augment:
-    @no_autograph
-    def changed(batch: Batch, seeds: tf.Tensor) -> Batch:
-        return {**batch, "image": change(batch["image"], seeds)}
-
-    return changed
-
-
-def _resized(images: np.ndarray, image_shape: tuple[int, int, int]) -> np.ndarray:
-    if images.shape[1:] == image_shape:
-        return images
-    return augment.as_dtype(tf.image.resize(images, image_shape[:2]), tf.as_dtype(images.dtype)).numpy()
+    def _resized(self, arrays: Arrays) -> Arrays:
+        images = arrays["image"]
+        if images.shape[1:] == self.image_shape:
+            return arrays
+        resized = tf.image.resize(images, self.image_shape[:2])
+        return {**arrays, "image": augment.as_dtype(resized, tf.as_dtype(images.dtype)).numpy()}

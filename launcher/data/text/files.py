@@ -6,12 +6,11 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import gin
 
 from launcher.data import files
-from launcher.errors import MissingInputError, UsageError
+from launcher.errors import UsageError
 
 Pair = tuple[str, str]
 
@@ -37,14 +36,15 @@ class FilePairs:
     ):
         if (eval_source_file is None) != (eval_target_file is None):
             raise UsageError("file_pairs.eval_source_file and eval_target_file belong together: bind both or none")
-        self._train, self._held_out = _paths(source_file, target_file), _paths(eval_source_file, eval_target_file)
+        pairs = ([source_file, target_file], [eval_source_file, eval_target_file])
+        self._train, self._held_out = ([os.path.expanduser(path) for path in pair if path] for pair in pairs)
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""
-        _check(*self._train, *self._held_out)
+        for path in (*self._train, *self._held_out):
+            files.version(path)
 
     def digest(self) -> str:
-        self.check()
         return content_digest(*self._train, *self._held_out)
 
     def train(self) -> Iterator[Pair]:
@@ -54,20 +54,10 @@ class FilePairs:
         return _paired(*self._held_out) if self._held_out else iter(())
 
 
-def _paths(*names: str | None) -> list[Path]:
-    return [Path(os.path.expanduser(name)) for name in names if name]
-
-
-def _check(*paths: Path) -> None:
-    for path in paths:
-        if not path.is_file():
-            raise MissingInputError(f"text_pairs.name = 'files': there is no file {str(path)!r} (from {os.getcwd()})")
-
-
-def content_digest(*paths: str | Path) -> str:
-    """Of what the files hold."""
+def content_digest(*paths: str) -> str:
+    """A digest of what the files hold."""
     content = hashlib.sha256()
-    for path in map(str, paths):
+    for path in paths:
         with files.opened(path) as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 content.update(block)
@@ -75,7 +65,7 @@ def content_digest(*paths: str | Path) -> str:
     return content.hexdigest()
 
 
-def _paired(source: Path, target: Path) -> Iterator[Pair]:
+def _paired(source: str, target: str) -> Iterator[Pair]:
     try:
         for pair in zip(decoded_lines(source), decoded_lines(target), strict=True):
             if all(pair):
@@ -87,13 +77,13 @@ def _paired(source: Path, target: Path) -> Iterator[Pair]:
         ) from None
 
 
-def decoded_lines(path: str | Path) -> Iterator[str]:
+def decoded_lines(path: str) -> Iterator[str]:
     """The lines without their ends; only a line feed, or both with a carriage return, ends one.
 
     Raises:
       UsageError: the file cannot be read, or is not UTF-8.
     """
-    with files.opened(str(path)) as opened:
+    with files.opened(path) as opened:
         file = io.BufferedReader(opened, 1 << 20) if isinstance(opened, io.RawIOBase) else opened
         for number, line in enumerate(file, start=1):
             try:

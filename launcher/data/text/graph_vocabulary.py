@@ -91,31 +91,16 @@ class GraphVocabulary(tf.Module):
 
     def _ids(self, symbols: tf.Tensor) -> tf.Tensor:
         """Pieces as they are, other characters as the ids of their bytes; [n, 4 * length], -1 where there is none."""
-        point = symbols - self._size
-
-        def tail(shift: int) -> tf.Tensor:
-            return 0x80 + (tf.bitwise.right_shift(point, shift) & 0x3F)
-
-        def head(mark: int, shift: int) -> tf.Tensor:
-            return mark + tf.bitwise.right_shift(point, shift)
-
-        none = -tf.ones_like(point)
-        forms = (
-            (0x80, (point, none, none, none)),
-            (0x800, (head(0xC0, 6), tail(0), none, none)),
-            (0x10000, (head(0xE0, 12), tail(6), tail(0), none)),
-            (_CODE_POINTS, (head(0xF0, 18), tail(12), tail(6), tail(0))),
-        )
-        columns = []
-        for number in range(4):
-            value = none
-            for limit, form in reversed(forms):
-                value = tf.where(point < limit, form[number], value)
-            as_byte = tf.where(value >= 0, tf.gather(self._bytes, tf.clip_by_value(value, 0, 255)), -1)
-            as_piece = symbols if number == 0 else none
-            columns.append(tf.where(symbols >= self._size, as_byte, as_piece))
-        stacked = tf.stack(columns, axis=2)
-        return tf.reshape(stacked, [tf.shape(symbols)[0], -1])
+        flat = tf.reshape(symbols, [-1, 1])
+        is_character = flat >= self._size
+        points = tf.cast(tf.where(is_character, flat - self._size, 0), tf.int32)
+        characters = tf.strings.unicode_encode(points, "UTF-8")
+        numbers = tf.io.decode_raw(characters, tf.uint8, fixed_length=4)
+        is_byte = tf.range(4) < tf.strings.length(characters)[:, None]
+        of_characters = tf.where(is_byte, tf.gather(self._bytes, tf.cast(numbers, tf.int32)), -1)
+        of_pieces = tf.pad(flat, [[0, 0], [0, 3]], constant_values=-1)
+        ids = tf.where(is_character, of_characters, of_pieces)
+        return tf.reshape(ids, tf.shape(symbols) * [1, 4])
 
 
 def _table(entries: dict[int, int]) -> tf.lookup.StaticHashTable:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -99,7 +98,10 @@ class Vocabulary:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise UsageError(_refusal(size, str(error))) from None
+            reason = str(error).rpartition("] ")[2]  # behind the place in sentencepiece's source
+            raise UsageError(
+                f"no vocabulary of vocab_size = {size} can be made from the training text: {reason}"
+            ) from None
         return cls(model.getvalue())
 
 
@@ -148,13 +150,3 @@ def _thinned(texts: Iterable[str], limit: int) -> list[str]:
         if len(kept) > limit:
             kept, stride = kept[::2], 2 * stride
     return kept
-
-
-def _refusal(size: int, reason: str) -> str:
-    most = re.search(r"value <= (\d+)", reason)
-    if most:
-        return f"vocab_size = {size} is too large: the training text gives {most[1]} tokens; bind that or less"
-    least = re.search(r"required_chars\. \d+ vs (\d+)", reason)
-    if least:
-        return f"vocab_size = {size} is too small: the characters of the training text take {least[1]} ids alone"
-    return f"no vocabulary of vocab_size = {size} can be made from the training text: {' '.join(reason.split())}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from launcher.data.kinds import reads_once
 from launcher.errors import MachineError, PeerError, UsageError
 from launcher.reporting.units import first
 from launcher.run.actions.base import Action, Phase
@@ -71,7 +72,7 @@ def _check(plan: RunPlan, is_engine: bool) -> None:
     asked = f"train.replay_every = {plan.recipe.replay_every}"
     if is_engine or plan.recipe.task.step_assigns is not None:
         raise UsageError(f"{asked}: for steps of our own on TensorFlow's engine; leave it out with others")
-    if getattr(plan.data, "reads_once", False):
+    if reads_once(plan.data):
         raise UsageError(f"{asked}: the generator has no batch twice; leave it out, or give other data")
     if plan.strategy.accelerator == "gpu" and not plan.deterministic:
         raise UsageError(

@@ -24,7 +24,7 @@ from launcher.checkpoints import PROGRAM, CheckpointReadError, CheckpointStore
 from launcher.checkpoints.errors import shorten
 from launcher.config.gin_bindings import loaded, short_name
 from launcher.config.gin_private import internals
-from launcher.data.pipeline import identity_of
+from launcher.data.kinds import identity_of
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.start.from_chief import FromChief

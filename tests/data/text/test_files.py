@@ -51,7 +51,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_line(written):
 def test_a_missing_file_is_named_before_anything_is_read(written, tmp_path):
     written("s", "one\n")
     data = made(TextPairs, name="files", vocab_size=300, max_length=8, source_file="s", target_file="no")
-    with pytest.raises(UsageError, match=f"there is no file 'no' \\(from {tmp_path}\\)"):
+    with pytest.raises(UsageError, match=f"no cannot be read: No such file or directory \\(from {tmp_path}\\)"):
         data.check()
 
 
