@@ -1,4 +1,4 @@
-"""What a training batch looks like, for programs that are built where the data may not be."""
+"""Specifications of training batches, for programs that are built where the data may not be."""
 
 from typing import Protocol, runtime_checkable
 

@@ -1,4 +1,4 @@
-"""What is known of common image data sets without opening them, so that a job can be planned where no data is."""
+"""Facts of common image data sets, known without opening them, so that a job can be planned where no data is."""
 
 import dataclasses
 import json

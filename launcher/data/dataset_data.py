@@ -34,9 +34,9 @@ class DatasetBatches:
         if sizes == {None}:
             sizes = {[*leaf.shape, 0][0] for leaf in first_batch(self._batches, role).values()}
         if len(sizes) != 1 or sizes & {0, None}:
-            found = ", ".join(map(str, sizes)) or "none"
+            rows = ", ".join(map(str, sizes)) or "none"
             raise UsageError(
-                f"expected batches, got a tf.data.Dataset of elements of {found} rows; call .batch(size) on it"
+                f"expected batches, got a tf.data.Dataset of elements of {rows} rows; call .batch(size) on it"
             )
         self.batch_size = sizes.pop()
         self.structure = Structure(dataset.element_spec, lambda: first_batch(self._batches, role))
@@ -109,7 +109,7 @@ class DatasetData:
         """Nothing to prepare."""
 
     def identity(self) -> str:
-        """Of what a batch looks like: what is in it is known by reading it alone."""
+        """The shapes and dtypes of a batch: what is in it is known by reading it alone."""
         return str(self._train.element_spec)
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
@@ -145,7 +145,7 @@ class DatasetEvaluation:
 
     def steps(self, global_batch_size: int) -> int:
         rows = self._rows if self._is_ragged else [self.num_examples]
-        return sum(math.ceil(one / global_batch_size) for one in rows)
+        return sum(math.ceil(size / global_batch_size) for size in rows)
 
     def batches(self, shard: Shard, finish: Finish | None) -> tf.data.Dataset:
         size = shard.global_batch_size
@@ -182,15 +182,15 @@ def _as_dicts(dataset: tf.data.Dataset, role: str) -> tf.data.Dataset:
         leaves = flatten(element if is_tuple else element[0]).items()
         return {key: tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf for key, leaf in leaves}
 
-    found = dataset.map(as_dict)
-    if any(spec.shape.rank is None for spec in found.element_spec.values()):
-        ranks = {key: value.shape.rank for key, value in first_batch(found, role).items()}
+    dicts = dataset.map(as_dict)
+    if any(spec.shape.rank is None for spec in dicts.element_spec.values()):
+        ranks = {key: value.shape.rank for key, value in first_batch(dicts, role).items()}
 
         def ranked(batch: Batch) -> Batch:
             return {key: tf.ensure_shape(value, [None] * ranks[key]) for key, value in batch.items()}
 
-        found = found.map(no_autograph(ranked))
-    return found.with_options(options)
+        dicts = dicts.map(no_autograph(ranked))
+    return dicts.with_options(options)
 
 
 def first_batch(dataset: tf.data.Dataset, role: str) -> Batch:
@@ -209,8 +209,8 @@ def _of_replicas(batches: tf.data.Dataset, finish: Finish | None, shard: Shard) 
     batches = batches if finish is None else batches.map(finish)
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
     larger = (
-        f"UsageError: a batch of the dataset has more than {whole} examples, which its first one has; leave "
-        "steps_per_epoch out, so that the largest is known, or see rebatch()"
+        f"UsageError: a batch has more than {whole} examples, which the first one has: no batch may be larger than the "
+        "first; of a tf.data.Dataset leave steps_per_epoch out, so that the largest is known, or see rebatch()"
     )
 
     @no_autograph
@@ -229,7 +229,7 @@ def _of_replicas(batches: tf.data.Dataset, finish: Finish | None, shard: Shard) 
         return replicas.map(no_autograph(lambda replica: part(batch, replica)))
 
     if shard.local_replicas == 1:
-        found = batches.map(no_autograph(lambda batch: part(batch, tf.constant(shard.first_replica, tf.int64))))
+        in_turn = batches.map(no_autograph(lambda batch: part(batch, tf.constant(shard.first_replica, tf.int64))))
     else:
-        found = batches.flat_map(parts)
-    return found.prefetch(tf.data.AUTOTUNE)
+        in_turn = batches.flat_map(parts)
+    return in_turn.prefetch(tf.data.AUTOTUNE)

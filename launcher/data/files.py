@@ -15,7 +15,7 @@ from launcher.config.bound_types import check_value
 from launcher.errors import MissingInputError, UsageError
 
 EVAL_SHARE = 0.1
-"""How much of a set without held-out files is held out, unless `eval_share` is bound."""
+"""The share of a set without held-out files that is held out, unless `eval_share` is bound."""
 
 
 def is_remote(path: str) -> bool:
@@ -30,12 +30,12 @@ def matching(pattern: str, binding: str) -> list[str]:
     """
     if is_remote(pattern):
         with readable(pattern):
-            found = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
+            paths = [path for path in _gfile().glob(pattern) if not _gfile().isdir(path)]
     else:
-        found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
-    if not found:
+        paths = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
+    if not paths:
         raise MissingInputError(f"{binding}: no file matches {pattern!r}{_from(pattern)}")
-    return sorted(map(named, found))
+    return sorted(map(named, paths))
 
 
 def named(path: str) -> str:
@@ -61,8 +61,8 @@ def version(path: str) -> tuple[int, int]:
     """
     with readable(path):
         if is_remote(path):
-            found = _gfile().stat(path)
-            return found.length, found.mtime_nsec
+            there = _gfile().stat(path)
+            return there.length, there.mtime_nsec
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
 
@@ -81,7 +81,7 @@ def check_share(share: float | None, binding: str) -> float:
 
 
 def share_words(share: float, by: str = "name") -> str:
-    """How a share is held out, for the plan."""
+    """A share and how it is held out, for the plan."""
     return f"{share:.0%} held out by a hash of the {by}" if share else "none held out"
 
 

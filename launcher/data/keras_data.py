@@ -1,4 +1,4 @@
-"""What Keras's `fit` takes, as `Data`: arrays, data frames, `tf.data.Dataset`s of batches, and batches made by Python.
+"""Data for Keras's `fit` as `Data`: arrays, data frames, `tf.data.Dataset`s of batches, and batches made by Python.
 
 Data is (x, y[, sample_weight]), each one tensor or any nest of tuples, lists and dicts. In a batch, each of their
 tensors has a key of its own, such as "x", "x/title" or "y/0"; `Structure` puts them together again.
@@ -25,11 +25,11 @@ def prepare(data: Any, structures: Sequence[Structure], function: Callable[..., 
 
     @no_autograph
     def finish(batch: Batch) -> Batch:
-        structure = next(one for one in structures if set(one.shapes) == batch.keys())
+        structure = next(nest for nest in structures if set(nest.shapes) == batch.keys())
         return flatten(function(*structure.pack(batch)))
 
     data.finish = finish
-    return [Structure(function(*one.pack(one.example()))) for one in structures]
+    return [Structure(function(*nest.pack(nest.example()))) for nest in structures]
 
 
 def make_data(
@@ -81,7 +81,7 @@ def make_data(
 
 
 def _batches_of(source: Any, again: Callable[[], Any] | None, role: str) -> DatasetBatches | PythonBatches | None:
-    """What gives batches; None of arrays."""
+    """The batches of a source; None of arrays."""
     if isinstance(source, tf.data.Dataset):
         return DatasetBatches(source, role)
     return PythonBatches(source, again, role) if is_python(source) else None

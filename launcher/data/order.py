@@ -1,4 +1,4 @@
-"""Which example stands at which position of the training stream: a pure function of (seed, position).
+"""The example at each position of the training stream: a pure function of (seed, position).
 
 Position p of a run belongs to epoch p // size; inside an epoch the examples follow a permutation of their own. No
 state is kept, so a run that resumes, or one that is split over other hosts, sees the same examples in the same order.

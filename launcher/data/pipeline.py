@@ -58,7 +58,7 @@ def held(dataset: Iterable[Any]) -> Iterator[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Which part of every global batch one host feeds.
+    """The part of every global batch that one host feeds.
 
     Args:
       start_step: the first step to make training batches for; evaluation starts at its beginning always.
@@ -98,7 +98,7 @@ class Shard:
 
 
 class Data(Protocol):
-    """Where a task's batches come from: five members. It may also be of `launcher.data.kinds`."""
+    """The source of a task's batches: five members. It may also be of `launcher.data.kinds`."""
 
     @property
     def num_train_examples(self) -> int | None:
@@ -115,7 +115,7 @@ class Data(Protocol):
         """One replica's batches, static shapes, endless: the host's replicas of a step in turn, then the next step."""
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        """As `train_batches`, but every example once over all hosts; as many batches for every replica, padded."""
+        """Batches as of `train_batches`, with every example once over all hosts; as many for every replica, padded."""
 
 
 def steps_per_epoch(data: Data, global_batch_size: int) -> int | None:
@@ -131,7 +131,7 @@ def rows_of_replica(data: Data, global_batch_size: int, num_replicas: int, micro
 
 
 def described(data: Data) -> dict[str, Any]:
-    """What a checkpoint records of the training data: the number of its examples, and its identity."""
+    """The record of the training data in checkpoints: the number of its examples, and its identity."""
     return {"examples": data.num_train_examples, "identity": identity_of(data)}
 
 
@@ -151,7 +151,7 @@ class Examples(Protocol):
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What a model is evaluated on, apart from what it is trained on."""
+    """A source of the batches that a model is evaluated on, apart from what it is trained on."""
 
     @property
     def num_examples(self) -> int:
@@ -231,7 +231,7 @@ class ArrayExamples:
         return self._length
 
     def identity(self) -> str:
-        """Of the arrays' content; of large ones, of rows that are spread over them."""
+        """A digest of the arrays' content; of large ones, of rows that are spread over them."""
         return self._identity or storage.digest(
             *(f"{key} {array.shape}" for key, array in self._arrays.items()),
             *(array[:: -(-array.nbytes // _DIGESTED_BYTES) or 1] for array in self._arrays.values()),
@@ -321,7 +321,7 @@ class RandomAccessData:
         return f"{identity_of(self.train)}{'' if self.shuffle else ' unshuffled'}"
 
     def example_at(self, position: int, seed: int) -> int:
-        """Which training example stands at a position of the training stream."""
+        """The training example at a position of the training stream."""
         _, index = shuffled(tf.constant([position], tf.int64), seed=seed, size=len(self.train))
         return int(index[0])
 
@@ -439,5 +439,5 @@ def batch_pipeline(elements: tf.data.Dataset, batch_at: Callable[..., Batch]) ->
 
 
 def parallel_calls() -> int:
-    """How many elements are made at once: one on each processor that this process may use."""
+    """The number of elements made at once: one on each processor that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

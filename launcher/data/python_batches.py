@@ -71,14 +71,14 @@ class PythonBatches:
         if not peeked:
             raise UsageError(f"the {role} {self._kind} gives no batches")
         parts = self._as_arrays(peeked[0])
-        found = [flatten(parts), flatten(self._as_arrays(peeked[-1]))]
-        self.batch_size = len(next(iter(found[0].values())))
+        first, other = flatten(parts), flatten(self._as_arrays(peeked[-1]))
+        self.batch_size = len(next(iter(first.values())))
         self.element_spec = {
             key: tf.TensorSpec(
-                [None, *(one if one == other else None for one, other in _sizes(leaf, found[1].get(key)))],
+                [None, *(size if size == also else None for size, also in _sizes(leaf, other.get(key)))],
                 tf.string if leaf.dtype.kind == "U" else leaf.dtype,
             )
-            for key, leaf in found[0].items()
+            for key, leaf in first.items()
         }
         specs = iter(self.element_spec.values())
         element = keras.tree.map_structure(lambda leaf: None if leaf is None else next(specs), parts)
@@ -86,7 +86,7 @@ class PythonBatches:
 
     @property
     def note(self) -> str:
-        """What the order of the batches rests on."""
+        """The ground that the order of the batches rests on."""
         if self._is_indexed:
             return (
                 f"every worker has the whole {self._kind} and takes its rows of each batch; a restart calls "
@@ -105,10 +105,10 @@ class PythonBatches:
 
     def first(self, count: int | None) -> tf.data.Dataset:
         """So many batches, or those of an epoch, the same ones each time."""
-        found = self.endless().take(count or self.count("validation_steps"))
+        batches = self.endless().take(count or self.count("validation_steps"))
         if self._once is None:
-            return found
-        kept = [*found.as_numpy_iterator()]
+            return batches
+        kept = [*batches.as_numpy_iterator()]
         return tf.data.Dataset.from_generator(lambda: iter(kept), output_signature=self.element_spec)
 
     def endless(self, start: int = 0, *, shuffle: bool = False, seed: int = 0) -> tf.data.Dataset:
@@ -116,13 +116,7 @@ class PythonBatches:
 
         def batches() -> Iterator[dict[str, np.ndarray]]:
             for element in self._elements(start, shuffle=shuffle, seed=seed):
-                arrays = flatten(self._as_arrays(element))
-                if (rows := len(next(iter(arrays.values())))) > self.batch_size:
-                    raise UsageError(
-                        f"the {self._role} {self._kind} gives a batch of {rows} examples, and its first one has "
-                        f"{self.batch_size}: no batch may be larger than the first"
-                    )
-                yield arrays
+                yield flatten(self._as_arrays(element))
 
         return tf.data.Dataset.from_generator(batches, output_signature=self.element_spec)
 
@@ -147,11 +141,11 @@ class PythonBatches:
     def _in_turn(self) -> Iterator[Any]:
         source = self._source if self._again is None else self._again()
         while True:
-            found = False
+            is_empty = True
             for element in source:
-                found = True
+                is_empty = False
                 yield element
-            if not found:
+            if is_empty:
                 return
             source = source if self._again is None else self._again()
 
@@ -197,13 +191,13 @@ def _ahead(pool: concurrent.futures.Executor, dataset: Any, order: Iterator[int]
     ahead = workers if workers == 1 else max(workers, min(getattr(dataset, "max_queue_size", 10), 4 * workers))
     futures = collections.deque(pool.submit(dataset.__getitem__, number) for number in itertools.islice(order, ahead))
     while futures:
-        found = futures.popleft().result()
+        batch = futures.popleft().result()
         futures.extend(pool.submit(dataset.__getitem__, number) for number in itertools.islice(order, 1))
-        yield found
+        yield batch
 
 
 class _Once:
-    """What a generator gives, by number; only the last few can be had again."""
+    """Batches of a generator by number; only the last few can be had again."""
 
     def __init__(self, source: Iterator[Any], role: str):
         self._source, self._role = source, role
@@ -212,13 +206,13 @@ class _Once:
         self._lock = threading.Lock()
 
     def begin(self, count: int) -> Iterator[Any]:
-        """As many of the first, or as there are; before anything else is read."""
+        """The first ones, so many or as there are; before anything else is read."""
         self._kept.extend(itertools.islice(self._source, count))
         self._read = len(self._kept)
         return iter([*self._kept])
 
     def read(self, start: int) -> Iterator[Any]:
-        """Those from number `start` on; UsageError where they are no longer there, or not any more."""
+        """The batches from number `start` on; UsageError where they are no longer there, or there are no more."""
         for number in itertools.count(start):
             with self._lock:
                 if number < self._read - len(self._kept):
@@ -234,5 +228,5 @@ class _Once:
                             "it go on without end, or give a function that returns it"
                         ) from None
                     self._read += 1
-                found = self._kept[number - self._read]
-            yield found
+                batch = self._kept[number - self._read]
+            yield batch

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.data import files
+from launcher.data.pipeline import ArrayExamples
 from launcher.data.text import storage
 from launcher.errors import UsageError
-from launcher.machine.host_arrays import copied_tensor
 
 # Around the bytes of a record: its length, a checksum of that, and after it one of the bytes.
 _HEADER, _FOOTER = 12, 4
@@ -69,22 +69,18 @@ class TFRecords:
         return np.unique(self.file, return_index=True)[1].tolist()
 
     def identity(self) -> str:
-        """Of the files' names and of the checksums in them."""
+        """A digest of the files' names and of the checksums in them."""
         sums = np.asarray(self.checksums)
         return storage.digest(*map(os.path.basename, self.paths), self.file, self.number, sums)
 
     @functools.cached_property
-    def _tensors(self) -> list[tf.Tensor]:
-        # For the reasons that ArrayExamples has.
-        with tf.init_scope(), tf.device("CPU:0"):
-            arrays = self.file, self.offsets, self.lengths
-            return [tf.constant(self.paths), *(copied_tensor(np.asarray(array)) for array in arrays)]
+    def _places(self) -> ArrayExamples:
+        return ArrayExamples({"file": self.file, "offset": self.offsets, "length": self.lengths})
 
     def fetch(self, indices: tf.Tensor) -> tf.Tensor:
         """Records `indices` (int64 [n]), string [n]; runs inside `tf.data.Dataset.map`."""
-        paths, file, offsets, lengths = self._tensors
-        file, *span = (tf.gather(column, indices) for column in (file, offsets, lengths))
-        places = tf.gather(paths, file), *span
+        chosen = self._places.fetch(indices)
+        places = tf.gather(self.paths, chosen["file"]), chosen["offset"], chosen["length"]
         return tf.map_fn(_record_at, places, fn_output_signature=tf.TensorSpec([], tf.string))
 
     def read(self, index: int) -> bytes:
@@ -125,7 +121,7 @@ def _index(paths: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _headers(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each record of a file begins, its length, and the checksum behind it."""
+    """The place of each record of a file, its length, and the checksum behind it."""
     size, place = files.version(path)[0], 0
     offsets: list[int] = []
     lengths: list[int] = []

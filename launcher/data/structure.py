@@ -1,4 +1,4 @@
-"""How (x, y, sample_weight), nests of whatever Keras's `fit` takes, become a flat dict of arrays, and a nest again."""
+"""Nests (x, y, sample_weight) of whatever Keras's `fit` takes: they become a flat dict of arrays, and a nest again."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _NUMBERS = int | float | str | bytes | np.generic
 
 
 class Structure:
-    """How (x, y, sample_weight), arrays, tensors or their specifications, lie in the flat dict of a batch.
+    """The nest (x, y, sample_weight) of arrays, tensors or their specifications behind the flat dict of a batch.
 
     Args:
       first: reads a batch, where sizes are not known without one.
@@ -24,16 +24,17 @@ class Structure:
 
     def __init__(self, element: Any, first: Callable[[], Mapping[str, Any]] = dict):
         self._parts, self._first = _split(element), first
+        self._leaves = flatten(self._parts)
         # How many parts a dataset's element is a tuple of; 0 of arrays, which Keras packs by what there is.
-        self._length = len(element) if isinstance(element, tuple) and all(one is not None for one in element) else 0
+        self._length = len(element) if isinstance(element, tuple) and all(part is not None for part in element) else 0
 
     def __str__(self) -> str:
-        leaves = flatten(self._parts).items()
+        leaves = self._leaves.items()
         return ", ".join(f"{key} is {_dtype(leaf).name} {[None, *inner_sizes(leaf)]}" for key, leaf in leaves)
 
     def text(self, part: str) -> str:
-        """What is wrong where x or y may not be text; "" where it is none."""
-        for key, leaf in flatten(self._parts).items():
+        """A message for where x or y may not be text; "" where it is none."""
+        for key, leaf in self._leaves.items():
             if key[0] == part and _dtype(leaf) == tf.string:
                 return f"{key} is text ({getattr(leaf.dtype, 'str', 'string')}): give {_IN_PLACE_OF_TEXT[part]}"
         return ""
@@ -41,19 +42,18 @@ class Structure:
     @property
     def unknown(self) -> list[str]:
         """Keys whose sizes differ between batches, or may do so."""
-        return [key for key, leaf in flatten(self._parts).items() if None in inner_sizes(leaf)]
+        return [key for key, leaf in self._leaves.items() if None in inner_sizes(leaf)]
 
     @property
     def shapes(self) -> dict[str, Any]:
         """Sizes of an example by a batch's keys, but for the weight that marks what fills it up."""
-        return {key: inner_sizes(leaf) for key, leaf in flatten(self._parts).items()}
+        return {key: inner_sizes(leaf) for key, leaf in self._leaves.items()}
 
     def example(self) -> dict[str, tf.Tensor]:
         """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""
         sizes = self._sizes()
         return {
-            key: tf.zeros([1, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
-            for key, leaf in flatten(self._parts).items()
+            key: tf.zeros([1, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf)) for key, leaf in self._leaves.items()
         }
 
     def _sizes(self) -> dict[str, Any]:
@@ -64,10 +64,10 @@ class Structure:
 
     @property
     def rows(self) -> int | None:
-        """Of every batch, where they are known to have the same."""
-        specs = [leaf for leaf in flatten(self._parts).values() if isinstance(leaf, tf.TensorSpec)]
-        found = {spec.shape[0] if spec.shape.rank else None for spec in specs}
-        return found.pop() if len(found) == 1 else None
+        """The rows of every batch, where they are known to have the same."""
+        specs = [leaf for leaf in self._leaves.values() if isinstance(leaf, tf.TensorSpec)]
+        rows = {spec.shape[0] if spec.shape.rank else None for spec in specs}
+        return rows.pop() if len(rows) == 1 else None
 
     def traced(self) -> Any:
         """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
@@ -77,10 +77,10 @@ class Structure:
             size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
             return tf.zeros([size, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
 
-        return self.element(*self.pack({key: zeros(key, leaf) for key, leaf in flatten(self._parts).items()}))
+        return self.element(*self.pack({key: zeros(key, leaf) for key, leaf in self._leaves.items()}))
 
     def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
-        """What Keras's `fit` gives `train_step` of these parts: of a dataset, what its elements are."""
+        """The element of these parts that Keras's `fit` gives `train_step`: of a dataset, as its own are."""
         if self._length > 1:
             return (x, y, sample_weight)[: self._length if sample_weight is None else 3]
         if self._length == 1:
@@ -126,7 +126,7 @@ def _flat(name: str, part: Any) -> dict[str, Any]:
 
 
 def as_tuple(element: Any) -> Any:
-    """What PyTorch puts in a list, as (x, y)."""
+    """The list that PyTorch puts (x, y) in, as a tuple."""
     return tuple(element) if isinstance(element, list) else element
 
 
@@ -146,7 +146,7 @@ def as_arrays(element: Any, *, role: str) -> tuple[Any, Any, Any]:
 def _arrays_of(name: str, part: Any) -> Any:
     if part is None:
         return None
-    if isinstance(part, list) and all(isinstance(one, _NUMBERS) for one in keras.tree.flatten(part)):
+    if isinstance(part, list) and all(isinstance(number, _NUMBERS) for number in keras.tree.flatten(part)):
         try:
             part = np.asarray(part)
         except ValueError as error:

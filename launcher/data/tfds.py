@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def data_dir() -> str:
-    """Where prepared data sets are: $TFDS_DATA_DIR (which --data_dir sets), else ~/tensorflow_datasets."""
+    """The folder of prepared data sets: $TFDS_DATA_DIR (which --data_dir sets), else ~/tensorflow_datasets."""
     return os.path.expanduser(os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets"))
 
 
@@ -125,8 +125,8 @@ def damage_named(builder: Any, split: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if found := _damage(builder, split):
-            raise UsageError(found) from error
+        if damage := _damage(builder, split):
+            raise UsageError(damage) from error
         raise
 
 
@@ -148,7 +148,7 @@ def examples(builder: Any, split: str, names: Sequence[str]) -> tf.data.Dataset:
 
 
 def by_hand_instructions(builder: Any) -> str:
-    """What a person has to download for this configuration of a data set; "" if TFDS downloads all of it.
+    """Instructions for what a person has to download for this configuration; "" if TFDS downloads all of it.
 
     TFDS's instructions are for a whole data set. WMT 2014's are about Czech, Hindi and Russian, not about German. So
     the builder is asked for its splits, with a download manager that downloads nothing.
@@ -205,7 +205,7 @@ def num_examples(builder: Any, split: str, *, binding: str = "tfds_images") -> i
 
 
 def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Facts:
-    """What is known of a TFDS image set: from its builder; from the catalog only while the set is not prepared.
+    """The facts of a TFDS image set: from its builder; from the catalog only while the set is not prepared.
 
     Raises:
       UsageError: no such data set, or it does not hold labelled 8-bit images.
@@ -261,9 +261,9 @@ def load(builder: Any, split: str, decoder: ImageDecoder) -> dict[str, np.ndarra
     count = num_examples(builder, split)
     with damage_named(builder, split):
         arrays = in_memory(examples(builder, split, ("image", "label")), count, decoder)
-    found = len(arrays["label"])
-    if found != count:
-        raise UsageError(f"{builder.data_dir}: {split!r} holds {found} of its {count} examples: prepare it anew")
+    held = len(arrays["label"])
+    if held != count:
+        raise UsageError(f"{builder.data_dir}: {split!r} holds {held} of its {count} examples: prepare it anew")
     if arrays["label"].min() < 0:
         raise UsageError(f"split {split!r} of {builder.name!r} has no labels; bind tfds_images.eval_split to another")
     return arrays

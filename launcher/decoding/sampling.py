@@ -70,7 +70,7 @@ def sample(
     temperature: float = 1.0,
     top_p: float = 1.0,
 ) -> tf.Tensor:
-    """As `greedy`, but each token is drawn; the same seed draws the same.
+    """Tokens as of `greedy`, but each is drawn; the same seed draws the same.
 
     Args:
       step, cache, prompt, max_length, end, lengths: see `greedy`.

@@ -80,13 +80,13 @@ def pad_crop(images: tf.Tensor, seeds: tf.Tensor, *, padding: int, flip: bool) -
 
 
 def offsets(seeds: tf.Tensor, *, padding: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where `pad_crop` cuts the padded images: top and left, int32 [batch] in [0, 2 * padding]."""
+    """The offsets at which `pad_crop` cuts the padded images: top and left, int32 [batch] in [0, 2 * padding]."""
     numbers = tf.cast(uniform(seeds, 2, purpose=_PAD_CROP) * (2 * padding + 1), tf.int32)
     return numbers[:, 0], numbers[:, 1]
 
 
 def flips(seeds: tf.Tensor) -> tf.Tensor:
-    """Which images are mirrored: bool [batch], true with probability one half."""
+    """The images that are mirrored: bool [batch], true with probability one half."""
     return uniform(seeds, 1, purpose=_FLIP)[:, 0] < 0.5
 
 

@@ -24,7 +24,7 @@ class EncodedImages(Examples, Protocol):
     """Images as files hold them; `fetch` gives {"image": string [n], "label": int32 [n]}."""
 
     def name(self, index: int) -> str:
-        """Of an example, for messages."""
+        """The name of an example, for messages."""
 
     def key(self, index: int) -> str:
         """A name that stays when the files are moved to another folder, or others are added."""
@@ -47,7 +47,7 @@ class EncodedImages(Examples, Protocol):
 
 
 def problem(images: EncodedImages, index: int) -> str:
-    """What is wrong with an example as far as it shows without decoding its image; "" if nothing."""
+    """The fault of an example as far as it shows without decoding its image; "" if there is none."""
     try:
         with images.opened(index) as file:
             image_header.check(file)
@@ -98,10 +98,10 @@ class EncodedData(RandomAccessData):
             partners = partner_positions(positions, seed=seed, size=len(train))
             positions = tf.concat([positions, partners], axis=0)
         _, chosen = shuffled(positions, seed=seed, size=len(train))
-        found = damage(train, chosen.numpy().tolist(), self.decoder)
-        if found is None and evaluation is not None:
+        told = damage(train, chosen.numpy().tolist(), self.decoder)
+        if told is None and evaluation is not None:
             return damage(evaluation, range(len(evaluation)), self.decoder)
-        return found
+        return told
 
 
 def damage(images: EncodedImages, chosen: Iterable[int], decoder: ImageDecoder) -> str | None:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from launcher.data import files
 from launcher.data.images import image_header
 from launcher.data.images.own_images import OwnImages, own_images
+from launcher.data.pipeline import ArrayExamples
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError, advice
 from launcher.errors import listed as choices
@@ -45,21 +46,20 @@ class FolderImages:
         self._root = root
         self._paths = list(paths)
         self._labels = np.asarray(labels, np.int32)
-        self._tensors: tuple[tf.Tensor, tf.Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self._paths)
 
     @no_autograph
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
-        if self._tensors is None:
-            # For the reasons that ArrayExamples has.
-            with tf.init_scope(), tf.device("CPU:0"):
-                self._tensors = tf.constant(self._paths), tf.constant(self._labels)
-        paths, labels = self._tensors
-        chosen = tf.strings.join([self._root + "/", tf.gather(paths, indices)])
-        image = tf.map_fn(tf.io.read_file, chosen, fn_output_signature=tf.TensorSpec([], tf.string))
-        return {"image": image, "label": tf.gather(labels, indices)}
+        chosen = self._in_memory.fetch(indices)
+        paths = tf.strings.join([self._root + "/", chosen["path"]])
+        image = tf.map_fn(tf.io.read_file, paths, fn_output_signature=tf.TensorSpec([], tf.string))
+        return {"image": image, "label": chosen["label"]}
+
+    @functools.cached_property
+    def _in_memory(self) -> ArrayExamples:
+        return ArrayExamples({"path": np.array([path.encode() for path in self._paths]), "label": self._labels})
 
     def name(self, index: int) -> str:
         return f"{self._root}/{self._paths[index]}"
@@ -95,7 +95,7 @@ class FolderImages:
         return {"damaged": damaged, "ends": ends.hexdigest()}
 
     def _looked_at(self, index: int) -> tuple[str, bytes]:
-        """What is wrong with a file, if anything, and its last bytes."""
+        """The fault of a file, if it has one, and its last bytes."""
         try:
             with self.opened(index) as file:
                 image_header.check(file)
@@ -111,8 +111,8 @@ class FolderImages:
         """Size and time of the last change of each file, int64 [n, 2]."""
         with futures.ThreadPoolExecutor(_READERS) as pool:
             each = pool.map if files.is_remote(self._root) else map
-            found = each(lambda path: files.version(f"{self._root}/{path}"), self._paths)
-            return np.fromiter(found, np.dtype((np.int64, 2)), len(self))
+            versions = each(lambda path: files.version(f"{self._root}/{path}"), self._paths)
+            return np.fromiter(versions, np.dtype((np.int64, 2)), len(self))
 
 
 @gin.configurable
@@ -196,12 +196,12 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
 
 
 def _classes(root: str) -> list[str]:
-    found = _folders(root)
-    if len(found) < 2:
-        raise (UsageError if found else MissingInputError)(
-            f"{root} needs a folder of images for each class, two or more, and has {choices(found) or 'none'}"
+    classes = _folders(root)
+    if len(classes) < 2:
+        raise (UsageError if classes else MissingInputError)(
+            f"{root} needs a folder of images for each class, two or more, and has {choices(classes) or 'none'}"
         )
-    return found
+    return classes
 
 
 def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
@@ -210,13 +210,13 @@ def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
     labels: list[int] = []
     others = 0
     for label, name in enumerate(classes):
-        found = [files.named(path.removeprefix(f"{root}/")) for path in _files_in(f"{root}/{name}")]
-        images = sorted(path for path in found if path.lower().endswith(image_header.SUFFIXES))
+        inside = [files.named(path.removeprefix(f"{root}/")) for path in _files_in(f"{root}/{name}")]
+        images = sorted(path for path in inside if path.lower().endswith(image_header.SUFFIXES))
         if not images:
             raise UsageError(f"{root}/{name} has no image ({', '.join(image_header.SUFFIXES)}); fill it or remove it")
         paths += images
         labels += [label] * len(images)
-        others += len(found) - len(images)
+        others += len(inside) - len(images)
     return FolderImages(root, paths, labels), others
 
 

@@ -52,7 +52,7 @@ class ImageSource(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """How they are stored; height and width None where image_data.image_size must be bound."""
+        """The stored images; height and width None where image_data.image_size must be bound."""
 
     def check(self) -> None:
         """Raises UsageError where the images are not to be had."""
@@ -156,7 +156,7 @@ class TfdsImages:
                 "image_data.memory_limit_bytes, or prepare it as tfrecord"
             )
         parts = [images_of_split(builder, split, self.facts.num_classes) for split in splits]
-        return stored.by_need(parts[0], parts[1], decoder)
+        return stored.batches_of(parts[0], parts[1], decoder)
 
 
 _KINDS: dict[str, Callable[..., ImageSource]] = {

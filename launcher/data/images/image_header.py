@@ -1,4 +1,4 @@
-"""What the first and last bytes of an image file tell: whether it is one, whole, and how large the image is.
+"""The first and last bytes of an image file: they tell whether it is one, whole, and how large the image is.
 
 Nothing is decoded. A file that passes may still hold damage that only its decoder finds. Imports no TensorFlow.
 """
@@ -10,7 +10,7 @@ from typing import IO
 from launcher.errors import UsageError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
-"""Of the formats that TensorFlow decodes."""
+"""Ends of names of files in formats that TensorFlow decodes."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -79,16 +79,16 @@ def _check_jpeg(file: IO[bytes]) -> None:
 def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
     """Markers and contents up to the start of the scan, after which the file stands; less where the file ends."""
     file.seek(2)
-    found: list[tuple[int, bytes]] = []
-    while not found or found[-1][0] != _SOS:
+    segments: list[tuple[int, bytes]] = []
+    while not segments or segments[-1][0] != _SOS:
         header = file.read(4)
         while header[:2] == b"\xff\xff":  # fill bytes
             header = header[1:] + file.read(1)
         if len(header) < 4 or header[0] != 0xFF:
             break
         length = struct.unpack(">H", header[2:])[0] - 2
-        found.append((header[1], file.read(length)))
-    return found
+        segments.append((header[1], file.read(length)))
+    return segments
 
 
 def _check_png(file: IO[bytes]) -> None:

@@ -84,7 +84,7 @@ class Mix:
 
 
 def partner_positions(position: tf.Tensor, *, seed: int, size: int) -> tf.Tensor:
-    """Where in the training stream the partner of each position stands: in the same epoch, at a distance of its own.
+    """The position of the partner of each position in the training stream: in the same epoch, at a distance of its own.
 
     So in every epoch each example is the partner of exactly one other and, with two examples or more, never its own.
 

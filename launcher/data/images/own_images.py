@@ -32,9 +32,9 @@ class OwnImages:
 
     def check(self) -> None:
         """Raises UsageError where something shows to be damaged without decoding."""
-        found = [one for part in (self.train, self.evaluation) if part is not None for one in part.damaged()]
-        if found:
-            raise UsageError(listed(found))
+        damaged = self.train.damaged() + ([] if self.evaluation is None else self.evaluation.damaged())
+        if damaged:
+            raise UsageError(listed(damaged))
 
     def open(self, stored: StoredImages) -> Data:
         return stored.from_encoded(self.train, self.evaluation)

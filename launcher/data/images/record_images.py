@@ -23,7 +23,7 @@ from launcher.errors import UsageError, listed
 from launcher.machine.no_autograph import no_autograph
 
 FEATURES = {"image": "image/encoded", "label": "image/class/label"}
-"""What everybody's ImageNet shards call them."""
+"""The names in everybody's ImageNet shards."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class RecordImages:
     first_label: int  # of the first class; labels of batches count from 0
     num_classes: int
     otherwise: str = "record_images.num_classes, or record_images.first_label where labels do not count from 0"
-    """What to bind where a label is of no class."""
+    """The bindings to look at where a label is of no class."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -149,9 +149,9 @@ def record_images(
 
     name = f"tfrecord:{pattern}"
 
-    def images(found: str, binding: str) -> RecordImages:
+    def images(files_of: str, binding: str) -> RecordImages:
         return RecordImages(
-            records=TFRecords.open(files.matching(found, binding)),
+            records=TFRecords.open(files.matching(files_of, binding)),
             features={**FEATURES, **(features or {})},
             first_label=first_label,
             num_classes=num_classes,

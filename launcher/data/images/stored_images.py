@@ -3,17 +3,17 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from launcher.data.catalog import Facts
 from launcher.data.images import augment, encoded
-from launcher.data.images.augment import ImageAugment
 from launcher.data.images.decode import ImageDecoder
 from launcher.data.images.encoded import EncodedData, EncodedImages
 from launcher.data.images.mix import Mix
-from launcher.data.pipeline import ArrayExamples, Batch, Data, RandomAccessData
+from launcher.data.pipeline import ArrayExamples, Batch, Data, Examples, RandomAccessData
 from launcher.machine.no_autograph import no_autograph
 
 Arrays = dict[str, np.ndarray]
@@ -22,7 +22,7 @@ Pixels = Callable[[tf.Tensor], tf.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredImages:
-    """What becomes of the images of one data set on their way into batches."""
+    """The way of a data set's images into batches."""
 
     facts: Facts
     image_shape: tuple[int, int, int]  # of the batches: height, width, channels
@@ -33,54 +33,45 @@ class StoredImages:
 
     def in_memory(self, train: Arrays, evaluation: Arrays | None, identity: str = "") -> Data:
         """Batches of decoded images, uint8 [n, height, width, channels], and their labels; see `ArrayExamples`."""
-        change = self._augment()
-
-        @no_autograph
-        def augmented(batch: Batch, seeds: tf.Tensor) -> Batch:
-            return batch if change is None else {**batch, "image": change(batch["image"], seeds)}
-
-        return RandomAccessData(
-            train=ArrayExamples(self._resized(train), identity),
-            evaluation=None if evaluation is None else ArrayExamples(self._resized(evaluation)),
-            augment=None if change is None else augmented,
-            finish=self.finish,
-            mix=self.mix,
-        )
+        held_out = None if evaluation is None else ArrayExamples(self._resized(evaluation))
+        return self.batches_of(ArrayExamples(self._resized(train), identity), held_out)
 
     def from_encoded(self, train: EncodedImages, evaluation: EncodedImages | None) -> Data:
         """A set of the user's own: in memory if it fits, else read by need."""
         decoder = self.decoder(scaled=True)
         if not self.fits(len(train) + (0 if evaluation is None else len(evaluation))):
-            return self.by_need(train, evaluation, decoder)
+            return self.batches_of(train, evaluation, decoder)
         held_out = None if evaluation is None else encoded.load(evaluation, decoder)
         return self.in_memory(encoded.load(train, decoder), held_out, train.identity())
 
-    def by_need(self, train: EncodedImages, evaluation: EncodedImages | None, decoder: ImageDecoder) -> Data:
-        """Batches of images that are read and decoded as they are needed."""
-        change = None if self._random_window else self._augment()
+    def batches_of(self, train: Examples, evaluation: Examples | None, decoder: ImageDecoder | None = None) -> Data:
+        """Batches of examples whose images are as they are stored or, with a decoder, files."""
+        windows = decoder if self._random_window else None
+        change = (
+            None if windows else augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
+        )
+
+        def decoded(images: tf.Tensor) -> tf.Tensor:
+            return decoder.centres(images) if decoder and images.dtype == tf.string else images
 
         @no_autograph
         def augmented(batch: Batch, seeds: tf.Tensor, finish: Pixels | None = self._standardised) -> Batch:
-            if self._random_window:
-                windows = decoder.random_windows(batch["image"], seeds, flip=self.flip, finish=finish)
-                return {**batch, "image": windows}
-            images = decoder.centres(batch["image"])
-            return {**batch, "image": images if change is None else change(images, seeds)}
+            images = batch["image"]
+            if windows:
+                images = windows.random_windows(images, seeds, flip=self.flip, finish=finish)
+            else:
+                images = decoded(images) if change is None else change(decoded(images), seeds)
+            return {**batch, "image": images}
 
         @no_autograph
         def finished(batch: Batch) -> Batch:
-            if batch["image"].dtype == tf.string:  # not augmented, because it is evaluated on
-                batch = {**batch, "image": decoder.centres(batch["image"])}
-            return self.finish(batch)
+            return self.finish({**batch, "image": decoded(batch["image"])})
 
+        parts: dict[str, Any] = {"train": train, "evaluation": evaluation, "mix": self.mix, "finish": finished}
+        if decoder is None:
+            return RandomAccessData(**parts, augment=augmented)
         return EncodedData(
-            train=train,
-            evaluation=evaluation,
-            decoder=decoder,
-            augment=augmented,
-            augment_stored=functools.partial(augmented, finish=None),
-            finish=finished,
-            mix=self.mix,
+            **parts, augment=augmented, augment_stored=functools.partial(augmented, finish=None), decoder=decoder
         )
 
     @no_autograph
@@ -98,7 +89,7 @@ class StoredImages:
         return self.augmentation == "imagenet" and not self.facts.fixed_size
 
     def decoder(self, *, scaled: bool) -> ImageDecoder:
-        """What decodes images, see there for `scaled`."""
+        """The decoder of the images' files, see there for `scaled`."""
         return ImageDecoder(
             image_shape=self.image_shape, fraction=1.0 if self.facts.fixed_size else 0.875, scaled=scaled
         )
@@ -106,9 +97,6 @@ class StoredImages:
     def fits(self, count: int) -> bool:
         """Whether so many images are held in memory."""
         return not self._random_window and count * int(np.prod(self.image_shape)) <= self.memory_limit_bytes
-
-    def _augment(self) -> ImageAugment | None:
-        return augment.augmentation(self.augmentation, image_shape=self.image_shape, flip=self.flip)
 
     @no_autograph
     def finish(self, batch: Batch) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -16,6 +17,7 @@ Pair = tuple[str, str]
 
 
 @gin.configurable("file_pairs")
+@dataclasses.dataclass(eq=False, kw_only=True)
 class FilePairs:
     """Pairs of lines: `text_pairs.name = 'files'`. Where either line is empty, the pair is left out.
 
@@ -24,20 +26,20 @@ class FilePairs:
       eval_source_file, eval_target_file: held out; None for none.
     """
 
+    source_file: str = gin.REQUIRED
+    target_file: str = gin.REQUIRED
+    eval_source_file: str | None = None
+    eval_target_file: str | None = None
+
     name = "files"
 
-    def __init__(
-        self,
-        *,
-        source_file: str = gin.REQUIRED,
-        target_file: str = gin.REQUIRED,
-        eval_source_file: str | None = None,
-        eval_target_file: str | None = None,
-    ):
-        if (eval_source_file is None) != (eval_target_file is None):
+    def __post_init__(self) -> None:
+        if (self.eval_source_file is None) != (self.eval_target_file is None):
             raise UsageError("file_pairs.eval_source_file and eval_target_file belong together: bind both or none")
-        pairs = ([source_file, target_file], [eval_source_file, eval_target_file])
-        self._train, self._held_out = ([os.path.expanduser(path) for path in pair if path] for pair in pairs)
+        self._train, self._held_out = (
+            [os.path.expanduser(path) for path in pair if path]
+            for pair in ((self.source_file, self.target_file), (self.eval_source_file, self.eval_target_file))
+        )
 
     def check(self) -> None:
         """Raises UsageError for a file that is not there."""

@@ -109,7 +109,7 @@ def _table(entries: dict[int, int]) -> tf.lookup.StaticHashTable:
 
 
 def _written(piece: str, special: bool, is_byte: bool) -> bytes:
-    """What a piece adds to a text."""
+    """The bytes that a piece adds to a text."""
     if special:
         return b""
     if is_byte:

@@ -29,29 +29,29 @@ class Sequences:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where each begins in `tokens`."""
+        """The place in `tokens` where each begins."""
         return np.cumsum(self.lengths) - self.lengths
 
     @classmethod
     def gather(cls, rows: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> Sequences:
-        """Of lists of tokens."""
+        """The sequences of lists of tokens."""
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         return cls(np.fromiter((token for row in rows for token in row), dtype, int(lengths.sum())), lengths)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Sequences], dtype: npt.DTypeLike) -> Sequences:
-        """All of the parts in their order; without any, an empty one of type `dtype`."""
+        """The sequences of all parts in their order; without any, an empty one of type `dtype`."""
         parts = [cls(np.zeros(0, dtype), np.zeros(0, np.int64)), *parts]
         return cls(np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts]))
 
     def select(self, chosen: np.ndarray) -> Sequences:
-        """Those at `chosen`, int64 [m], in that order."""
+        """The sequences at `chosen`, int64 [m], in that order."""
         lengths = self.lengths[chosen]
         return Sequences(self.tokens[_ranges(self.starts[chosen], lengths)], lengths)
 
 
 class Plan(NamedTuple):
-    """Which sequence stands where."""
+    """Places of sequences in rows."""
 
     rows: np.ndarray  # int64 [n], of each example
     offsets: np.ndarray  # int64 [n, kinds], where in the row each of its sequences begins

@@ -38,7 +38,7 @@ class PatternTexts(abc.ABC, Generic[Item]):
     eval_share: float | None = None
 
     binding: ClassVar[str]
-    """What recipes call it: its kind, as a name begins, and what it gives."""
+    """The name that recipes call it by: its kind, as a name begins, and what it gives."""
 
     def __post_init__(self) -> None:
         self._kind = self.binding.partition("_")[0]
@@ -135,13 +135,13 @@ class TsvPairs(PatternTexts[Pair]):
     def read(self, line: str) -> Pair | None:
         if not line:
             return None
-        found = line.split("\t")
-        if self.columns is None and len(found) != 2:
-            raise ValueError(f"{len(found)} columns, and a pair has two; bind tsv_pairs.columns, such as (0, 1)")
+        columns = line.split("\t")
+        if self.columns is None and len(columns) != 2:
+            raise ValueError(f"{len(columns)} columns, and a pair has two; bind tsv_pairs.columns, such as (0, 1)")
         source, target = self.columns or (0, 1)
-        if max(source, target) >= len(found):
-            raise ValueError(f"{len(found)} columns, and tsv_pairs.columns = {self.columns!r} counts them from 0")
-        return _if_whole(found[source], found[target])
+        if max(source, target) >= len(columns):
+            raise ValueError(f"{len(columns)} columns, and tsv_pairs.columns = {self.columns!r} counts them from 0")
+        return _if_whole(columns[source], columns[target])
 
 
 @gin.configurable("jsonl_pairs")
@@ -176,12 +176,12 @@ def _fields(line: str, *names: str) -> list[str]:
 
 def _field(content: Any, name: str) -> str:
     """The text of a field; "translation.en" is the field "en" of the object "translation"."""
-    found = content
+    value = content
     for part in [name] if isinstance(content, dict) and name in content else name.split("."):
-        if not isinstance(found, dict) or part not in found:
-            there = listed(found) if isinstance(found, dict) else f"no object but {type(found).__name__}"
+        if not isinstance(value, dict) or part not in value:
+            there = listed(value) if isinstance(value, dict) else f"no object but {type(value).__name__}"
             raise ValueError(f"no field {name!r}: there is {there or 'nothing'}")
-        found = found[part]
-    if not isinstance(found, str):
-        raise ValueError(f"field {name!r} is no text but {type(found).__name__}")
-    return found
+        value = value[part]
+    if not isinstance(value, str):
+        raise ValueError(f"field {name!r} is no text but {type(value).__name__}")
+    return value

@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 
 
 class Rows(NamedTuple):
-    """What is stored of a data set."""
+    """The stored rows of a data set."""
 
     batches: RandomAccessData  # of the training and the held-out rows
     arrays: Arrays  # all that is stored, memory-mapped
@@ -53,7 +53,7 @@ class TextRows(abc.ABC, Generic[Item]):
 
     @abc.abstractmethod
     def _texts(self) -> Iterator[str]:
-        """What the vocabulary is trained on."""
+        """The texts that the vocabulary is trained on."""
 
     @abc.abstractmethod
     def _make(self) -> Built:
@@ -127,7 +127,7 @@ class TextRows(abc.ABC, Generic[Item]):
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Up to `size` items at a time."""
+    """Lists of up to `size` items, one after another."""
     items = iter(items)
     while block := list(itertools.islice(items, size)):
         yield block

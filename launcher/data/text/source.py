@@ -1,4 +1,4 @@
-"""Where texts and images come from: what a source of texts offers, and which source a bound name means."""
+"""Sources of texts and images: what one of texts offers, and which one a bound name means."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
@@ -20,10 +20,10 @@ class Source(Protocol[Item_co]):
         """Changes when the texts change; quick."""
 
     def train(self) -> Iterator[Item_co]:
-        """What to train on, in an order that is always the same."""
+        """The texts to train on, in an order that is always the same."""
 
     def held_out(self) -> Iterator[Item_co]:
-        """What to evaluate on; may be nothing."""
+        """The texts to evaluate on; there may be none."""
 
 
 def chosen(

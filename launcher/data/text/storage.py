@@ -1,4 +1,4 @@
-"""What is made from text once and kept in the data directory: vocabularies, and rows of tokens.
+"""Vocabularies and rows of tokens: made from text once and kept in the data directory.
 
 Whoever needs it first makes it; of several workers that race, each puts a whole file or folder in place under its final
 name, and the last or the first one stays: they are the same. Imports no TensorFlow.
@@ -29,7 +29,7 @@ Built = tuple[Arrays, dict[str, float]]
 
 
 def folder(kind: str = "text") -> Path:
-    """Where vocabularies and rows are kept, or what is known of another kind of data."""
+    """The folder of vocabularies and rows, or of what is known of another kind of data."""
     return Path(tfds.data_dir()) / kind
 
 

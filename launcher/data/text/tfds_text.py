@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gin
 
@@ -15,6 +16,7 @@ from launcher.errors import UsageError
 _READ_BATCH = 1024
 
 
+@dataclasses.dataclass(eq=False)
 class _TfdsTexts(abc.ABC):
     """Texts of a TFDS set; see `launcher.data.text.source.Source`.
 
@@ -23,16 +25,19 @@ class _TfdsTexts(abc.ABC):
       train_split, eval_split: as TFDS names them.
     """
 
-    binding: str
+    name: str
+    train_split: str = "train"
+    eval_split: str = "test"
 
-    def __init__(self, name: str, train_split: str, eval_split: str):
-        self.name = f"tfds:{name}"
-        self._set = name
-        self._splits = (train_split, eval_split)
+    binding: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        self._set, self.name = self.name, f"tfds:{self.name}"
+        self._splits = (self.train_split, self.eval_split)
 
     @abc.abstractmethod
     def _features(self, builder: Any) -> Sequence[str]:
-        """Those that are read; raises UsageError where the set has them not."""
+        """Names of the features that are read; raises UsageError where the set has them not."""
 
     def _prepared(self) -> Any:
         builder = tfds.open_builder(self._set)
@@ -44,7 +49,7 @@ class _TfdsTexts(abc.ABC):
         self._features(self._prepared())
 
     def digest(self) -> str:
-        """Of the set's name and version and the sizes of its parts, in place of its content, which may be gigabytes."""
+        """A digest of the set's name, version and sizes, in place of its content, which may be gigabytes."""
         builder = self._prepared()
         sizes = [tfds.num_examples(builder, split) for split in self._splits]
         return storage.digest(
@@ -70,6 +75,7 @@ class _TfdsTexts(abc.ABC):
 
 
 @gin.configurable("tfds_pairs")
+@dataclasses.dataclass(eq=False)
 class TfdsPairs(_TfdsTexts):
     """Translations of a TFDS set: `text_pairs.name = 'tfds:NAME'`.
 
@@ -77,19 +83,10 @@ class TfdsPairs(_TfdsTexts):
       source_language, target_language: as TFDS names them; by default the two of the set, in its own order.
     """
 
-    binding = "tfds_pairs"
+    source_language: str | None = None
+    target_language: str | None = None
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        source_language: str | None = None,
-        target_language: str | None = None,
-        train_split: str = "train",
-        eval_split: str = "test",
-    ):
-        super().__init__(name, train_split, eval_split)
-        self._wanted = (source_language, target_language)
+    binding = "tfds_pairs"
 
     def _features(self, builder: Any) -> tuple[str, str]:
         features = builder.info.features
@@ -97,7 +94,7 @@ class TfdsPairs(_TfdsTexts):
             raise UsageError(f"text_pairs.name = {self.name!r} is no translation set; use text_corpus for plain text")
         known = list(features)
         first, second = builder.info.supervised_keys or known[:2]
-        source, target = self._wanted
+        source, target = self.source_language, self.target_language
         source = source or (second if target == first else first)
         target = target or (first if source == second else second)
         if source not in known or target not in known or source == target:
@@ -106,6 +103,7 @@ class TfdsPairs(_TfdsTexts):
 
 
 @gin.configurable("tfds_corpus")
+@dataclasses.dataclass(eq=False)
 class TfdsCorpus(_TfdsTexts):
     """Texts of a TFDS set, each a document: `text_corpus.name = 'tfds:NAME'`.
 
@@ -113,18 +111,16 @@ class TfdsCorpus(_TfdsTexts):
       text_feature: that holds the text.
     """
 
-    binding = "tfds_corpus"
+    text_feature: str = "text"
 
-    def __init__(self, name: str, *, text_feature: str = "text", train_split: str = "train", eval_split: str = "test"):
-        super().__init__(name, train_split, eval_split)
-        self._feature = text_feature
+    binding = "tfds_corpus"
 
     def _features(self, builder: Any) -> list[str]:
         features = builder.info.features
         known = [name for name in features if isinstance(features[name], tfds.module().features.Text)]
-        if self._feature not in known:
+        if self.text_feature not in known:
             raise UsageError(
-                f"tfds_corpus.text_feature = {self._feature!r}, but the texts of {self.name!r} are: "
+                f"tfds_corpus.text_feature = {self.text_feature!r}, but the texts of {self.name!r} are: "
                 f"{', '.join(known) or 'none'}"
             )
-        return [self._feature]
+        return [self.text_feature]
