@@ -66,7 +66,7 @@ def test_one_flipped_bit_ends_the_run_and_names_the_replica_and_the_layer(recipe
 def test_what_cannot_be_repeated_is_refused(accelerator, is_engine, steps, reads_once, said):
     plan = SimpleNamespace(
         recipe=SimpleNamespace(replay_every=3, task=SimpleNamespace(step_assigns=steps)),
-        data=SimpleNamespace(reads_once=reads_once),
+        data=SimpleNamespace(batch_size=4, note="", reads_again=False, reads_once=reads_once),
         strategy=SimpleNamespace(accelerator=accelerator),
         deterministic=False,
     )
