@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably, sync, write_durably
-from launcher.checkpoints.errors import CheckpointReadError, shorten, write_error
+from launcher.checkpoints.errors import CheckpointReadError, write_error
 from launcher.checkpoints.manifest import FORMAT, MANIFEST, STATE, checksum, described, folder_name, sha256_of
 from launcher.machine.array_parts import Part, Range, Source
 from launcher.worker import drill
@@ -76,7 +76,6 @@ def write_checkpoint(
     arrays = {name: value if isinstance(value, Part) else np.asarray(value) for name, value in state.items()}
     if writers.index:  # what all have alike is for the first of them
         arrays = {name: value for name, value in arrays.items() if isinstance(value, Part)}
-    _check_savable(step, arrays)
     final, room, part = directory / folder_name(step), _room(directory, step), _PART.format(writers.index)
     needed_bytes = sum(_own(array).nbytes for array in arrays.values())
     try:
@@ -228,14 +227,6 @@ def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.nd
         return {name: np.asarray(reader.get_tensor(name)) for name in tensors}
     except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
-
-
-def _check_savable(step: int, arrays: State) -> None:
-    if step < 0 or not arrays or "" in arrays:
-        raise ValueError(f"a checkpoint needs a step >= 0 and named arrays; got step {step}, {list(arrays)[:3]}")
-    refused = [f"{name} ({_own(one).dtype})" for name, one in arrays.items() if _own(one).dtype.kind in "OSUMm"]
-    if refused:
-        raise TypeError(f"a checkpoint holds numbers and booleans, not {shorten(refused)}")
 
 
 def _write_bundle(prefix: Path, arrays: State) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import time
@@ -51,9 +50,6 @@ class CheckpointStore:
         scaling: What the state of the loss scale belongs to, see `launcher.step.precision`; recorded in every manifest.
         before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
             that. Kept as an attribute.
-
-    Raises:
-        UsageError: `keep` is below 1 or `directory` is a URL.
     """
 
     def __init__(
@@ -67,8 +63,6 @@ class CheckpointStore:
         scaling: Mapping[str, Any] | None = None,
         before_write: Callable[[], None] = lambda: None,
     ):
-        if keep < 1:
-            raise UsageError(f"The number of checkpoints to keep is {keep}; it must be at least 1.")
         self._directory = Path(directory)
         self._keep, self._keep_every_hours = keep, keep_every_hours
         self.is_chief, self.before_write = is_chief, before_write
@@ -202,16 +196,13 @@ class CheckpointStore:
         return None
 
     def mark_best(self, step: int, *, metric: str, value: float) -> None:
-        """Records that `step` is the best checkpoint; compares nothing, the caller decides.
+        """Records that `step`, which is there, is the best checkpoint; compares nothing, the caller decides.
 
         Raises:
-            ValueError: `step` has no complete checkpoint, or `value` is not finite.
             CheckpointWriteError: The record could not be written.
         """
         if not self.is_chief:
             return
-        if not math.isfinite(value) or not is_complete(self._folder(step)):
-            raise ValueError(f"step {step} ({metric} {value}) must be finite and have a complete checkpoint to be best")
         record = {"step": int(step), "metric": metric, "value": float(value), "time": time.time()}
         self._record(_BEST, record, f"the record of the best checkpoint (step {step})")
 

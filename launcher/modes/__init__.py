@@ -69,7 +69,7 @@ class Request:
     data_dir: str | None = flag("Prepared data sets. Default: $TFDS_DATA_DIR, else ~/tensorflow_datasets.")
     deterministic: bool = flag("Bitwise equal runs on one topology, at some cost in speed.", False)
     restore_from_chief: bool = flag(
-        "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values over the wire.", False
+        "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values from it.", False
     )
     dry_run: bool = flag("Print the plan and stop; nothing is written.", False)
 

@@ -17,9 +17,9 @@ _WHERE = (
     "layer policies",
     "attention",
     "loss scale",
-    "wire",
+    "reduction",
 )
-OF_RECIPES = ("task", "seed", "cluster", "loss scale", "wire")
+OF_RECIPES = ("task", "seed", "cluster", "loss scale", "reduction")
 """Lines of a plan that a run which is told by its epochs has in its report alone."""
 _NOT_THE_TASKS = ("step", "loss", *LAST_FIELDS)
 

@@ -50,7 +50,7 @@ def describe(
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
     sent = [size for index, size in enumerate(sizes) if index not in unused]
-    lines["wire"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
+    lines["reduction"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
     task = resolved.recipe.task
     more = [
         *task.notes(model, resolved.strategy.accelerator),

@@ -101,11 +101,6 @@ def decide(
         raise UsageError(f"{told}: a TPU is open to one process only: let --mode=preflight find it, and bind that")
     if not gin_files:
         raise UsageError(f"{told}: launcher.fit cannot try it in this process: give --gin_file=PROGRAM.py, or a value")
-    if plan.recipe.shard != "none" and plan.cluster.num_workers > 1:
-        say(
-            f"{told}: tried with the optimizer's state shared out over this worker's {plan.strategy.local_replicas} of "
-            f"{plan.strategy.num_replicas} replicas, so that it may fit with less"
-        )
 
     def fits(setting: Setting) -> bool:
         say(f"{told}: trying {', '.join(setting.bindings)}")

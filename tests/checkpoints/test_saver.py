@@ -155,8 +155,8 @@ def test_a_last_checkpoint_that_fails_is_an_error_also_when_others_may(
 
 def test_a_mistake_of_ours_in_the_thread_is_never_passed_over(directory: Path) -> None:
     saver = Saver(CheckpointStore(str(directory)), on_error="continue")
-    saver.save(1, dict)
-    with pytest.raises(ValueError, match="named arrays"):
+    saver.save(1, lambda: 3)
+    with pytest.raises(AttributeError, match="items"):
         saver.finish()
 
 

@@ -154,13 +154,3 @@ def test_a_tpu_is_left_to_preflight(planned):
 def test_a_call_of_fit_that_no_other_process_can_make_is_refused(planned):
     with pytest.raises(UsageError, match=r"train.microbatches = 'auto': .* give --gin_file=PROGRAM.py"):
         memory_trial.decide(planned(MICROBATCHES), gin_files=[], gin_params=[])
-
-
-def test_state_that_more_workers_will_share_is_told_of(planned, monkeypatch):
-    monkeypatch.setattr(memory_trial, "_fits", lambda request: True)
-    monkeypatch.setattr(memory_trial, "_enough_for_all", lambda plan, mine: (plan, mine))
-    plan = planned(MICROBATCHES, "train.shard = 'optimizer'")
-    wide = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, workers=("a:1", "b:1")))
-    said = []
-    memory_trial.decide(wide, gin_files=["any.gin"], gin_params=[], say=said.append)
-    assert "shared out over this worker's 2 of 2 replicas" in said[0]

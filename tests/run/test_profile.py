@@ -21,16 +21,9 @@ def test_the_trace_of_some_steps_is_where_tensorboard_looks_for_it(tmp_path, cap
     assert any("MatMul" in name for name in names)
 
 
-@pytest.mark.parametrize(
-    ("steps", "said"),
-    [
-        ("8:5", "the last step comes before the first; is 5:8 meant?"),
-        ("ten", "give the first and the last step, such as --profile_steps=10:20"),
-        ("1:3", "begin with step 2 or later"),
-        ("5:20", "the run has 12 steps"),
-    ],
-)
-def test_steps_that_cannot_be_traced_are_refused_before_anything_is_written(steps, said, tmp_path, capsys):
+@pytest.mark.parametrize("steps", ["8:5", "ten", "1:3", "5:20"])
+def test_steps_that_cannot_be_traced_are_refused_before_anything_is_written(steps, tmp_path, capsys):
+    said = "give the first and the last step, such as --profile_steps=10:20, from 2 on"
     assert entry.main([*FLAGS, f"--model_dir={tmp_path}/run", f"--profile_steps={steps}"]) == 64
     assert f"error: --profile_steps={steps}: " in (err := capsys.readouterr().err) and said in err
     assert not (tmp_path / "run/metrics.jsonl").exists()

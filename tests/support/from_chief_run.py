@@ -48,8 +48,8 @@ if __name__ == "__main__":
     strategy = strategy_lib.build(plan, cluster)
     answer = []
     for chunk in CHUNKS:
-        wire = FromChief(strategy, is_chief=cluster.is_chief, chunk_bytes=chunk)
-        message, found = wire.share(*(MESSAGE, arrays()) if cluster.is_chief else ())
-        wire.share()
+        chief = FromChief(strategy, is_chief=cluster.is_chief, chunk_bytes=chunk)
+        message, found = chief.share(*(MESSAGE, arrays()) if cluster.is_chief else ())
+        chief.share()
         answer.append({"message": message, "arrays": written(found)})
     Path(f"{sys.argv[1]}{cluster.index}.json").write_text(json.dumps(answer))

@@ -83,20 +83,24 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
     with np.load(io.BytesIO(archive.tobytes()), allow_pickle=False) as file:
 
         def value_of(plain: Any) -> Any:
-            if isinstance(plain, list):
-                return [value_of(item) for item in plain]
-            if not isinstance(plain, dict):
-                return plain
-            if "function" in plain:
-                return _function(*plain["function"])
-            if "array" in plain:
-                array = file[str(plain["array"])]
-                array = array.view(_BFLOAT16) if plain.get("bfloat16") else array
-                return array[()] if plain["scalar"] else array
-            if isinstance(plain.get("dict"), dict):  # as version 0.1.0 wrote it
-                return {name: value_of(item) for name, item in plain["dict"].items()}
-            items = [value_of(item) for item in next(iter(plain.values()))]
-            return {"dict": dict, "tuple": tuple, "set": set}[next(iter(plain))](items)
+            match plain:
+                case list():
+                    return [value_of(item) for item in plain]
+                case {"function": [module, name]}:
+                    return _function(module, name)
+                case {"array": index, "scalar": is_scalar}:
+                    array = file[str(index)]
+                    array = array.view(_BFLOAT16) if plain.get("bfloat16") else array
+                    return array[()] if is_scalar else array
+                case {"dict": dict(items)}:  # as version 0.1.0 wrote it
+                    return {name: value_of(item) for name, item in items.items()}
+                case {"dict": items}:
+                    return dict(map(value_of, items))
+                case {"tuple": items}:
+                    return tuple(map(value_of, items))
+                case {"set": items}:
+                    return set(map(value_of, items))
+            return plain
 
         records = json.loads(file["text"].tobytes())
         return [{name: value_of(value) for name, value in record.items()} for record in records]

@@ -7,6 +7,7 @@ An epoch's metrics are those of all its steps, wherever the run was interrupted.
 
 from __future__ import annotations
 
+import collections
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -261,14 +262,11 @@ class KerasCallbacks(Action):
 
     def _records_of(self) -> dict[int, dict[str, Any]]:
         """What the checkpoint has of callbacks, by their ids: they may have come and gone between two attempts."""
-        found: dict[int, dict[str, Any]] = {}
-        records = callback_state.unpacked(self._restored)[1:] if self._restored is not None else []
-        for callback in self._callbacks:
-            record = next((one for one in records if one[_KIND] == type(callback).__name__), None)
-            if record is not None:
-                records = [one for one in records if one is not record]
-                found[id(callback)] = record
-        return found
+        of_kind = collections.defaultdict[str, list[dict[str, Any]]](list)
+        for record in callback_state.unpacked(self._restored)[:0:-1] if self._restored is not None else ():
+            of_kind[record[_KIND]].append(record)
+        kinds = [(id(callback), of_kind[type(callback).__name__]) for callback in self._callbacks]
+        return {callback: records.pop() for callback, records in kinds if records}
 
     def _restore(self) -> None:
         if self._restored is None:

@@ -26,16 +26,12 @@ class ProfiledSteps(NamedTuple):
     @classmethod
     def parse(cls, text: str, total_steps: int) -> ProfiledSteps:
         """Reads "10:20", of a run with so many steps; UsageError where it is something else or there are no such."""
-        match = re.fullmatch(r"(\d+):(\d+)", text)
-        if match is None:
-            raise UsageError(f"--profile_steps={text}: give the first and the last step, such as --profile_steps=10:20")
-        first, last = int(match[1]), int(match[2])
-        if first < 2:
-            raise UsageError(f"--profile_steps={text}: begin with step 2 or later; in step 1 everything is compiled")
-        if last < first:
-            raise UsageError(f"--profile_steps={text}: the last step comes before the first; is {last}:{first} meant?")
-        if last > total_steps:
-            raise UsageError(f"--profile_steps={text}: the run has {total_steps} steps; name earlier ones")
+        first, last = map(int, match.groups()) if (match := re.fullmatch(r"(\d+):(\d+)", text)) else (0, 0)
+        if not 2 <= first <= last <= total_steps:
+            raise UsageError(
+                f"--profile_steps={text}: give the first and the last step, such as --profile_steps=10:20, from 2 on, "
+                f"as in step 1 everything is compiled, to {total_steps}, the last of the run"
+            )
         return cls(first, last)
 
 
