@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints, in words that a user can act on."""
+"""Errors of checkpoints, in words that a user can act on."""
 
 from __future__ import annotations
 

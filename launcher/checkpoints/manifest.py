@@ -32,7 +32,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
 class Damage(Exception):
-    """What is wrong with a checkpoint folder, as one clause."""
+    """Damage of a checkpoint folder, as one clause."""
 
 
 def folder_name(step: int) -> str:
@@ -151,7 +151,7 @@ _ENTRIES: dict[str, Callable[[Any], bool]] = {
 
 
 def described(array: np.ndarray | Part) -> dict[str, Any]:
-    """What the manifest says of one tensor."""
+    """The manifest's entry for one tensor."""
     values = array.array if isinstance(array, Part) else array
     return {"shape": list(array.shape), "dtype": values.dtype.name}
 

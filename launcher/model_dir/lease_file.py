@@ -188,7 +188,7 @@ def started(process: int) -> str:
 
 
 def boot() -> str:
-    """Which kernel runs this process, since it was booted."""
+    """The kernel that runs this process, since it was booted."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

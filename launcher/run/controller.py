@@ -91,7 +91,7 @@ class Controller:
         self.has_trained = False  # whether there is something that the checkpoints do not have
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json says of the actions, and "ended_early" where one has ended the run."""
+        """Lines of summary.json about the actions, and "ended_early" where one has ended the run."""
         said = {name: value for answer in self._tell(Event.SUMMARY) for name, value in answer.items()}
         return {**said, "ended_early": self._ended_early} if self._ended_early else said
 
@@ -110,7 +110,7 @@ class Controller:
 
     @property
     def ending(self) -> str:
-        """What to say then."""
+        """The line to say then."""
         why = f": {self._ended_early}" if self._ended_early else ""
         return f"already trained to step {self._trainer.step} of {self._total_steps}{why}"
 
@@ -267,7 +267,7 @@ class Controller:
         return row
 
     def _state_to_hold(self, changes: bool) -> Callable[[], dict[str, np.ndarray | Part]]:
-        """What gives the state from which an evaluation is made again that is about to be made, and may change it."""
+        """A source of the state from which the evaluation that is about to change it is made again."""
         host, state = {**self._of_host(), f"{HOST}{EVALUATION_DUE}": np.ones(1, np.uint8)}, self._trainer.state
         together = state.snapshots_together and not state.is_written_together
         if not self.has_trained or not (together or changes):
@@ -322,7 +322,7 @@ class Controller:
         self._evaluate_and_save(step)
 
     def _evaluate_and_save(self, step: int, again: bool = False) -> None:
-        """What follows steps, where it is due, or `again`: the checkpoint of this step is from the middle of it."""
+        """Evaluates and saves after steps, where that is due, or `again`: the checkpoint is from the middle of it."""
         recipe, last = self._recipe, step >= self._total_steps
         row: Row = {}
         wanted = _due(step, recipe.evaluate_every) and all(self._tell(Event.WANTS_EVALUATION, step))

@@ -62,7 +62,10 @@ def describe(
 
 
 def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[str, str], started: float) -> RunRecord:
-    """What a training begins with, in Unix seconds `started`, for its report; `described` as `describe` returns."""
+    """The record that a training begins with, for its report.
+
+    `described` is as `describe` returns it, `started` in Unix seconds.
+    """
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
     is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
     words = ["-m", "launcher.main", *sys.argv[1:]] if is_launcher else sys.orig_argv[1:]

@@ -127,7 +127,7 @@ class Evaluator:
         return dict(self._task.finish_metrics(means)), weight
 
     def samples(self) -> Sequence[tuple[str, str, str]]:
-        """What the model made of some examples, as `Score.samples`, for one worker to ask; () where there are none."""
+        """Samples of the model's answers, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on a TPU's cores, and what is computed eagerly is not.
         away = isinstance(self._strategy, tf.distribute.TPUStrategy) or self._on_devices.hold_state
         if not isinstance(self._task, ShowsSamples) or away:
@@ -274,5 +274,5 @@ class DecodingEvaluator:
 
 
 def _compiled(on_replica: Callable[[Batch], tf.Tensor], plan: RunPlan) -> Callable[[Batch], tf.Tensor]:
-    """What one replica does, compiled with XLA where the plan says so."""
+    """The function of one replica, compiled with XLA where the plan says so."""
     return tf.function(on_replica, jit_compile=True, autograph=False) if plan.jit_compile else on_replica

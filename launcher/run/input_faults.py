@@ -20,7 +20,7 @@ from launcher.step.trainer import Trainer
 
 @contextlib.contextmanager
 def damage_named(plan: RunPlan, trainer: Trainer) -> Iterator[None]:
-    """Where batches cannot be made of the user's files, says of which; data with a method `damage` finds them."""
+    """Names the user's files of which batches cannot be made; data with a method `damage` finds them."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,4 +1,4 @@
-"""Where the training data goes on after a restart.
+"""The position in the training data from which a run goes on after a restart.
 
 Most data finds the batch of any step at once. A `tf.data` pipeline has to read all that comes before it, or to be told
 its own state, which TensorFlow can save of many: it is part of a checkpoint then.
@@ -74,7 +74,7 @@ class InputPosition:
         return True
 
     def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint of the trainer's step holds of it, uint8 vectors by name; {} where the step is enough."""
+        """The state that a checkpoint of the trainer's step holds, uint8 vectors by name; {} where that is enough."""
         iterator = distributed.tf_iterator(self._batches) if self._saves else None
         if iterator is None:
             return {}

@@ -1,4 +1,4 @@
-"""What in a built model does not go together with 16 bits, by its layers alone: notes of a plan, and part of a report.
+"""Layers of a built model that do not go together with 16 bits: notes of a plan, and part of a report.
 
 Each rule is a row of `RULES`; `launcher.precision_report.lint` adds what only a traced step shows.
 """
@@ -31,7 +31,7 @@ class LintFinding:
 
 
 class Seen(NamedTuple):
-    """What a rule looks at.
+    """A layer, as a rule looks at it.
 
     Attributes:
       layer, dtype: a layer, and the 16 bits it computes in.
@@ -100,7 +100,7 @@ RULES = (
 
 
 def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
-    """What `RULES` find in a model of a task, made under the policy of the run."""
+    """Findings of `RULES` in a model of a task, made under the policy of the run."""
     last = [id(layer) for layer in layer_policies.making_outputs(model)]
     is_graph = layer_policies.is_graph(model)
     inputs = keras.tree.flatten((getattr(task, "example", None) or [()])[0])

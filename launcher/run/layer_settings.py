@@ -1,4 +1,4 @@
-"""What a recipe says of a model's layers: attention, batch normalisation, rematerialisation; and its lines in the plan.
+"""Settings of layers that a recipe binds: attention, batch normalisation, rematerialisation; and the lines of them.
 
 `train.attention` is the form that attention is computed in; `train.batch_norm`, which examples batch normalisation
 takes its statistics over; `train.rematerialize`, whether layers compute their activations again in the backward pass.
@@ -133,7 +133,7 @@ def _form(plan: RunPlan) -> Form:
 
 
 def _unfit_of_keras(model: keras.Model, plan: RunPlan) -> list[str]:
-    """Of each attention layer of Keras that could have a kernel here, why it has none; "" if that is up to lengths."""
+    """Reasons why attention layers of Keras that could have a kernel here have none; "" if that is up to lengths."""
     return [
         unfit(
             "gpu",
@@ -235,7 +235,7 @@ def _described_attention(plan: RunPlan, model: keras.Model) -> dict[str, str]:
 
 
 def _shared_state(plan: RunPlan, model: keras.Model) -> str:
-    """How the state of the optimizer and the averages are shared out; "" where the recipe does not ask for it.
+    """Shares of the state of the optimizer and the averages on each replica; "" where the recipe does not ask for it.
 
     Told of state of the size of a weight, of which Adam has two: what an optimizer has is known once it is built.
     """

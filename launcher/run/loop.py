@@ -1,4 +1,4 @@
-"""How long the device works before the host looks again."""
+"""The length of a loop: how long the device works before the host looks again."""
 
 import time
 from collections.abc import Iterator

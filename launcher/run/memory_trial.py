@@ -47,12 +47,12 @@ class Setting(NamedTuple):
 
     @property
     def bindings(self) -> tuple[str, ...]:
-        """What has a recipe take these values."""
+        """Bindings that have a recipe take these values."""
         return tuple(f"train.{name} = {value}" for name, value in self._asdict().items() if value is not None)
 
 
 def settings(plan: RunPlan) -> list[Setting]:
-    """What to try, the one that costs least time first.
+    """Settings to try, the one that costs least time first.
 
     More microbatches cost little as long as each has rows enough, rematerialisation a third more arithmetic at once: so
     it comes after all numbers of microbatches, and with it, these begin again at one. Each uses less memory than those
@@ -124,7 +124,7 @@ def _nothing_fits(plan: RunPlan, last: Setting) -> UsageError:
 
 
 def _request(plan: RunPlan, setting: Setting, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, object]:
-    """What a child needs to take steps of this worker's replicas alone, with the batch of each as it is."""
+    """The request to a child for steps of this worker's replicas alone, with the batch of each as it is."""
     local = plan.strategy.local_replicas
     batch = plan.per_replica_batch_size * local
     bindings = (*setting.bindings, f"train.global_batch_size = {batch}", f"train.eval_batch_size = {batch}")

@@ -98,7 +98,7 @@ class RunPlan:
 
     @property
     def finish_stored(self) -> Callable[[Batch], Batch] | None:
-        """What the step does to its batch, which comes to a GPU as it is stored; None where it comes finished."""
+        """The function that finishes a batch in the step, where it comes to a GPU as it is stored; else None."""
         return self.data.finish_stored if self.is_one_program and isinstance(self.data, DataAsStored) else None
 
     @property
@@ -121,7 +121,7 @@ class RunPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before the run: of the devices, and of dtypes that lose or gain nothing."""
+        """Notes for a person before the run: on the devices, and of dtypes that lose or gain nothing."""
         notes = [*self.strategy.notes]
         if platform.system() == "Darwin":
             notes.append(_MACOS)

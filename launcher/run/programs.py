@@ -16,13 +16,13 @@ GROUPS: dict[str, Any] = {
     for field in dataclasses.fields(Recipe)
     if dataclasses.is_dataclass(field.default_factory)
 }
-"""What makes each group of the recipe's settings, by its name."""
+"""The class of each group of the recipe's settings, by its name."""
 _UNBOUND = object()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitCall:
-    """What a call of `launcher.fit` asks for.
+    """A call of `launcher.fit`, as what it asks for.
 
     Bindings of `train` go before its settings, in which a group, such as `clipping`, may be a mapping.
     """
@@ -74,7 +74,7 @@ def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def handler() -> AtFit | None:
-    """What does the work of `launcher.fit` in a program that the launcher runs; None in any other."""
+    """The function that does the work of `launcher.fit` in a program that the launcher runs; None in any other."""
     return _at_fit
 
 

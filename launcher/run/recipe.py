@@ -1,4 +1,4 @@
-"""What a run does: the keyword arguments that every recipe binds as `train.…`."""
+"""The recipe of a run: the keyword arguments that every gin file binds as `train.…`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """How checkpoints are written and kept, and what they leave behind.
+    """Settings of how checkpoints are written and kept, and what they leave behind.
 
     Attributes:
       every_minutes: minutes between checkpoints, besides `train.checkpoint_every`; 0 for never.

@@ -40,7 +40,10 @@ _MODELS = pathlib.Path(launcher.__path__[-1], "models")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a mode works with; notes are what a person should know of how the model was made."""
+    """A model, its trainer and evaluator, for a mode to work with.
+
+    `notes` are what a person should know of how the model was made.
+    """
 
     plan: RunPlan
     strategy: tf.distribute.Strategy
@@ -120,7 +123,7 @@ def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
-    """What a microbatch of the plan assigns in the model besides trained weights; see `statistics.assigned`."""
+    """Variables that a microbatch of the plan assigns besides trained weights; see `statistics.assigned`."""
 
     if (assigns := plan.recipe.task.step_assigns) is not None:
         ids = {id(variable) for variable in assigns}
@@ -141,7 +144,7 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
 
 
 def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable]) -> list[Statistic]:
-    """How what is assigned is put together from the parts of a batch, by a trial of what layers of one's own keep."""
+    """Statistics: how the parts of a batch give what is assigned, by a trial of what layers of one's own keep."""
     task, size = plan.recipe.task, plan.recipe.global_batch_size
     unknown = bool(statistics.unknown(model, assigned))
     if plan.num_parts == 1 or initial_values.are_left_out() or not unknown:
@@ -154,7 +157,7 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
 
 
 def watch(session: Session) -> Watch | None:
-    """What the recipe has look at the gradients while training, if anything."""
+    """The watch that a recipe sets on the gradients while training, if any."""
     settings = session.plan.recipe.precision_watch
     if settings is None:
         return None
@@ -210,7 +213,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer | Optimizers:
 
 
 def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
-    """What one step of the plan does; UsageError where recipe and optimizer both bound the gradients."""
+    """The configuration of one step of the plan; UsageError where recipe and optimizer both bound the gradients."""
     recipe = plan.recipe
     per_example = float(recipe.task.nominal_weight_per_example)
     return StepConfig(

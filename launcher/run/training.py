@@ -57,7 +57,7 @@ _SUMMARY_SECONDS = 3.0  # at most, of a process that is about to end whatever it
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a command asks of a run, besides its plan.
+    """An order for a run: what a command asks, besides the plan.
 
     Attributes:
       model_dir: the folder of the run.
@@ -96,7 +96,7 @@ def run(order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch) ->
 
 
 class _Run:
-    """What a run has from its first moment to its last, and how far it is: built, restored, under way."""
+    """A run from its first moment to its last, with how far it is: built, restored, under way."""
 
     _built: Session
     _store: CheckpointStore
@@ -239,7 +239,7 @@ class _Run:
         return start
 
     def _lasting_actions(self, tell: Progress) -> list[base.Action]:
-        """Those that go on where the run goes back to an earlier checkpoint."""
+        """Actions that go on where the run goes back to an earlier checkpoint."""
         order, plan, built, note = self._order, self._plan, self._built, self._reporter.note
         trainer, is_engine = built.trainer, built.engine is not None
         actions: list[base.Action] = [
@@ -273,7 +273,7 @@ class _Run:
         return actions
 
     def _restored_actions(self, start: StartingPoint) -> list[base.Action]:
-        """Those whose state is in checkpoints."""
+        """Actions whose state is in checkpoints."""
         recipe, actions = self._plan.recipe, list[base.Action]()
         if not self._order.trains:
             return actions
@@ -367,7 +367,7 @@ class _Run:
         return start
 
     def _leave(self, seconds: float) -> str | None:
-        """As `Controller.leave`, of all workers: the chief first, which TensorFlow may end as soon as one is gone."""
+        """As `Controller.leave`, for all workers: the chief first, which TensorFlow may end as soon as one is gone."""
         controller = self._controller
         if controller is None:
             return None

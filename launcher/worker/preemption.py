@@ -221,12 +221,15 @@ def configure(signals: str, stop_after: str | None) -> None:
 
 
 def name(number: int) -> str:
-    """What a signal is called, for people."""
+    """The name of a signal, for people."""
     return "the time is up" if number == signal.SIGALRM else signal.Signals(number).name
 
 
 def _own_notices() -> list[int]:
-    """Those that nobody else has taken; under a supervisor, which hears them, they print stacks and rehearse faults."""
+    """Signals that give notice and that nobody else has taken.
+
+    Under a supervisor, which hears them, they print stacks and rehearse faults.
+    """
     free = signal.SIG_DFL, launcher.leave, _wake
     return [number for number in notices if not _is_supervised() and signal.getsignal(number) in free]
 

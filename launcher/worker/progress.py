@@ -40,7 +40,7 @@ _CHECKSUM_BYTES = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where a worker is.
+    """A report of where a worker is.
 
     Attributes:
       step: training steps done; None before the first is known.
@@ -191,7 +191,7 @@ def read_report(path: Path) -> Report | None:
 
 
 def read_error(path: Path) -> ErrorRecord | None:
-    """What `record_error` wrote; None when it wrote nothing."""
+    """The error that `record_error` wrote; None when it wrote nothing."""
     record = _read(path)
     return None if record is None else ErrorRecord(**record)
 

@@ -1,1 +1,1 @@
-"""What a run does at its events beside training: `base.Action`, and those that have a file of their own."""
+"""Actions at a run's events beside training: `base.Action`, and those that have a file of their own."""

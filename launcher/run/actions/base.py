@@ -21,7 +21,7 @@ Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class Event(enum.Enum):
-    """What a run tells its actions, each by the name of the method that answers it, in this order.
+    """Events that a run tells its actions of, each by the name of the method that answers it, in this order.
 
     | Event | It is told | It answers |
     |---|---|---|
@@ -72,7 +72,7 @@ class Event(enum.Enum):
 
 
 class Action:
-    """What happens at a run's events beside training; a subclass has a method for each `Event` that it is about.
+    """An answer to a run's events beside training; a subclass has a method for each `Event` that it is about.
 
     Whatever it raises ends the run. All workers are told of the same events after the same steps.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of callbacks: their attributes that are not as they were made, where these are plain values.
+"""State of callbacks in a checkpoint: their attributes that are not as they were made, where these are plain values.
 
 Plain are numbers, text, functions of Keras's, arrays, tensors and variables, and lists, tuples, sets and dicts of them.
 What is not plain, such as a model or an open file, is of this process. No pickle: a checkpoint may be a stranger's.
@@ -24,7 +24,7 @@ _NOT_KEPT = ("params", "append_header")  # what this call says, and what CSVLogg
 
 
 def digests(callback: keras.callbacks.Callback) -> dict[str, bytes]:
-    """Of each attribute that is plain, what changes with its value."""
+    """A digest of each attribute that is plain."""
     found = {}
     for name, value in vars(callback).items():
         with contextlib.suppress(TypeError, ValueError, NotImplementedError, RecursionError):
@@ -107,7 +107,7 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
-    """What JSON can hold, and what goes to the arrays; TypeError where there is no such form."""
+    """A value as JSON can hold it, with its arrays beside; TypeError where there is no such form."""
     if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
         # To read what replicas add up takes all workers.
         held = value.value if isinstance(value, keras.Variable) else value

@@ -47,7 +47,7 @@ class EarlyStopping:
 class StopEarly(Action):
     """Counts evaluations without a better value; they are of reduced values, so all workers stop at the same step.
 
-    `metric` is judged where the rule names none, and `state` is of an earlier attempt, as `state` gave it.
+    `metric` counts where the rule names none, and `state` is of an earlier attempt, as `state` gave it.
     """
 
     def __init__(self, rule: EarlyStopping, *, metric: str, total_steps: int, state: Mapping[str, np.ndarray]):

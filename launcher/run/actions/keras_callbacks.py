@@ -261,7 +261,7 @@ class KerasCallbacks(Action):
                 raise UsageError(f"callbacks: {type(callback).__name__}.{name}: {why}") from error
 
     def _records_of(self) -> dict[int, dict[str, Any]]:
-        """What the checkpoint has of callbacks, by their ids: they may have come and gone between two attempts."""
+        """Records of the checkpoint, by the ids of callbacks, which may have come and gone between two attempts."""
         of_kind = collections.defaultdict[str, list[dict[str, Any]]](list)
         for record in callback_state.unpacked(self._restored)[:0:-1] if self._restored is not None else ():
             of_kind[record[_KIND]].append(record)
@@ -301,6 +301,6 @@ def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
 
 
 def _of_file(callback: Any) -> dict[str, int]:
-    """How much a CSVLogger has written to a file of this host."""
+    """The bytes that a CSVLogger has written to a file of this host."""
     is_open = isinstance(callback, keras.callbacks.CSVLogger) and getattr(callback, "csv_file", None) is not None
     return {_FILE_BYTES: os.path.getsize(callback.filename)} if is_open and os.path.isfile(callback.filename) else {}

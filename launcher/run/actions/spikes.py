@@ -41,7 +41,7 @@ _MADE_BY_THE_MODEL = (
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """What is done about steps whose loss or gradient norm is far above the last ones; `train.spikes = @Spikes()`.
+    """A rule about steps whose loss or gradient norm is far above the last ones; `train.spikes = @Spikes()`.
 
     A value is a spike when it is more than a factor above the median of the last `window` steps, and more than
     `deviations` robust standard deviations (1.4826 times the median absolute deviation). Both are taken of logarithms,
@@ -285,7 +285,10 @@ class SkippedSteps(Action):
             self._note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
 
     def _look_for_cause(self, step: int, otherwise: str = "") -> list[str]:
-        """What is not finite in the batch of a step; only a few times a run, as that batch has to be made once more."""
+        """Values of a step's batch that are not finite.
+
+        Only a few times a run, as that batch has to be made once more.
+        """
         if not self._looks_left:
             return []
         self._looks_left -= 1

@@ -1,1 +1,1 @@
-"""Where a run goes on from: a checkpoint, stored weights, or the chief's over the network."""
+"""The starting point of a run: a checkpoint, stored weights, or the chief's over the network."""

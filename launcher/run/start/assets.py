@@ -1,4 +1,4 @@
-"""What belongs to the weights and is no weight: a task's assets, such as its vocabulary, in MODEL_DIR/assets."""
+"""Assets of a task, which belong to the weights and are none, such as its vocabulary, in MODEL_DIR/assets."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class FromChief:
 
 
 def _overlaps(parts: Sequence[np.ndarray], start: int, stop: int) -> Iterator[tuple[np.ndarray, slice]]:
-    """What of the parts, laid end to end, lies in bytes [start, stop), and where in that range."""
+    """Stretches of the parts that, laid end to end, lie in bytes [start, stop), and where in that range."""
     offset = 0
     for part in parts:
         first, last = max(start, offset), min(stop, offset + part.nbytes)

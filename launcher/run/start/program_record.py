@@ -1,4 +1,4 @@
-"""What a checkpoint records of the program that wrote it, and what it means that another one goes on from it.
+"""The record in a checkpoint of the program that wrote it, and what it means that another one goes on from it.
 
 A program's items are texts by name, of two kinds. Where one of "stop" is another now, what was trained is not what is
 asked for. One of "note" takes effect from here on. What changes no result is in neither: replicas, workers,
@@ -153,7 +153,7 @@ def settle(
 
 
 def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
-    """What the newest checkpoint says of its program; the same where there is none, or it will be found damaged."""
+    """The program as the newest checkpoint records it; the same where there is none, or it will be found damaged."""
     with contextlib.suppress(CheckpointReadError):
         for step in store.steps()[-1:]:
             run, why = store.manifest(step).get("run") or {}, ""

@@ -48,7 +48,7 @@ class Match(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What patterns may call it; the first is for people."""
+        """Names that patterns may call it by; the first is for people."""
         return (*(self.own.names if self.own else ()), *(names_of(self.stored) if self.stored else ()))
 
 
@@ -106,7 +106,7 @@ def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others
 
 
 def describe(matches: Sequence[Match], source: str) -> str:
-    """What was found, in a line."""
+    """The matches in a line."""
     texts = [f"started from {source}: {sum(match.value is not None for match in matches)} weights"]
     for what, names in (
         ("reshaped", [own.names[0] for own, array, value in _loaded(matches) if array.value.shape != value.shape]),
@@ -118,7 +118,7 @@ def describe(matches: Sequence[Match], source: str) -> str:
 
 
 def listing(matches: Sequence[Match]) -> str:
-    """What was found, a line for each weight: what is done, its name, and where its value is from."""
+    """The matches, a line for each weight: what is done, its name, and where its value is from."""
     lines = [
         f"loaded\t{own.names[0]} {_shown(own.variable)}\tfrom {array.name} {_shown(array.value)}"
         for own, array, _ in _loaded(matches)
@@ -134,7 +134,7 @@ def _loaded(matches: Sequence[Match]) -> list[tuple[Own, Stored, np.ndarray]]:
 
 
 def names_of(stored: Stored) -> tuple[str, str]:
-    """What patterns may call it: its name there, and the path of its layer's names."""
+    """Names that patterns may call it by: its name there, and the path of its layer's names."""
     return stored.name, "/".join((*stored.layer, stored.key))
 
 
@@ -173,7 +173,7 @@ class Layer(NamedTuple):
 
 
 def counted_base(name: str, class_name: str) -> str | None:
-    """What Keras counts up, if that is where a layer of this class has its name from."""
+    """The word that Keras counts up, if that is where a layer of this class has its name from."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", class_name))
     base = re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
     return base if re.fullmatch(rf"{re.escape(base)}(_\d+)?", name) else None
@@ -221,7 +221,7 @@ def pair(
 
 
 def _in_order(layers: Sequence[Layer], base: str) -> list[Layer]:
-    """Those whose name is counted up from the base, by their number."""
+    """Layers whose name is counted up from the base, by their number."""
     counted = re.compile(rf"{re.escape(base)}(?:_(\d+))?")
     found = [(int(match[1] or 0), one) for one in layers if one.chain and (match := counted.fullmatch(one.chain[-1]))]
     return [layer for _, layer in sorted(found, key=operator.itemgetter(0))]

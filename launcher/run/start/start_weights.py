@@ -92,7 +92,7 @@ class Start(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What can be started from: its name for people, and its arrays. Files of Keras number a layer's weights."""
+    """A source of weights: its name for people, and its arrays. Files of Keras number a layer's weights."""
 
     text: str
     numbered: bool

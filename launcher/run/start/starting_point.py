@@ -1,4 +1,4 @@
-"""Where a run goes on from: the newest whole checkpoint, or the weights it starts with; read by all or by the chief."""
+"""The starting point of a run: its newest whole checkpoint, or other weights; read by all or by the chief."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ChiefError(LauncherError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """What an earlier attempt left.
+    """The state that an earlier attempt left.
 
     Attributes:
       step: steps done; None for a run that starts anew.
@@ -215,7 +215,7 @@ def _shown(scaling: Mapping[str, Any]) -> str:
 
 
 def _shared(chief: FromChief, read: Callable[[], tuple[StartingPoint, State]]) -> tuple[StartingPoint, State]:
-    """What the chief reads, on all workers."""
+    """The chief's starting point and state, on all workers."""
     if not chief.is_chief:
         record, arrays = chief.share()
         if "error" in record:

@@ -1,4 +1,4 @@
-"""What a value of a program is, as a text that is the same in every process: without addresses, counts or line numbers.
+"""A value of a program as a text that is the same in every process: without addresses, counts or line numbers.
 
 An object is told by its class and what it was made with; code of the user's own by a digest of its instructions, and of
 the functions, classes and plain values that they refer to; code of libraries by its name.
@@ -46,7 +46,7 @@ def text_of(value: Any) -> str:
 
 
 def settings_of(value: Any) -> dict[str, Any]:
-    """What an object was made with, by name: arguments of its class that it keeps, and what `get_config` says."""
+    """Settings of an object, by name: arguments of its class that it keeps, and what `get_config` says."""
     held, config, names = getattr(value, "__dict__", {}), dict[str, Any](), list[str]()
     with contextlib.suppress(Exception):  # of a user's class
         names += inspect.signature(type(value)).parameters
@@ -108,7 +108,7 @@ def _told(value: Any, seen: dict[int, Any]) -> str:
 
 
 def _code(value: Any, seen: dict[int, Any]) -> Iterator[str]:
-    """What a function or class of the user's consists of; nothing of a library's."""
+    """Instructions and values that a function or class of the user's consists of; nothing of a library's."""
     if inspect.isclass(value):
         members = {name: one for kind in value.__mro__[::-1] if is_own(kind) for name, one in vars(kind).items()}
         members = {name: getattr(one, "fget", None) or getattr(one, "__func__", one) for name, one in members.items()}
