@@ -183,7 +183,7 @@ class StoredArray:
         wanted = "" if where is None else _slice(self.shape, where)
         try:
             with tf.device(None), tf.device("CPU:0"):
-                (found,) = tf.raw_ops.RestoreV2(
+                (tensor,) = tf.raw_ops.RestoreV2(
                     prefix=str(self._folder / STATE),
                     tensor_names=[self._name],
                     shape_and_slices=[wanted],
@@ -191,7 +191,7 @@ class StoredArray:
                 )
         except tf.errors.OpError as error:
             raise CheckpointReadError(f"The checkpoint {self._folder} cannot be read: {error.message}") from error
-        return found.numpy()
+        return tensor.numpy()
 
     def astype(self, dtype: str) -> Source:
         if dtype == self.dtype:
@@ -219,11 +219,9 @@ def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.nd
         reader = tf.train.load_checkpoint(str(folder / STATE))
         shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
         for name, about in tensors.items():  # before memory is taken for any of them
-            found = {"shape": shapes[name], "dtype": dtypes[name].name} if name in shapes else "nothing"
-            if found != {key: about[key] for key in ("shape", "dtype")}:
-                raise CheckpointReadError(
-                    f"The checkpoint {folder} holds {name} as {found}, its manifest says {about}."
-                )
+            held = {"shape": shapes[name], "dtype": dtypes[name].name} if name in shapes else "nothing"
+            if held != {key: about[key] for key in ("shape", "dtype")}:
+                raise CheckpointReadError(f"The checkpoint {folder} holds {name} as {held}, its manifest says {about}.")
         return {name: np.asarray(reader.get_tensor(name)) for name in tensors}
     except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
         raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
@@ -241,9 +239,9 @@ def _write_bundle(prefix: Path, arrays: State) -> None:
                 prefix=str(prefix),
                 tensor_names=list(arrays),
                 shape_and_slices=[
-                    _slice(one.shape, one.where) if isinstance(one, Part) else "" for one in arrays.values()
+                    _slice(array.shape, array.where) if isinstance(array, Part) else "" for array in arrays.values()
                 ],
-                tensors=[shared_tensor(_own(one)) for one in arrays.values()],
+                tensors=[shared_tensor(_own(array)) for array in arrays.values()],
             )
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error

@@ -48,10 +48,10 @@ def find_damage(folder: Path) -> str | None:
     try:
         for name, expected in complete_manifest(folder)["files"].items():
             try:
-                found = sha256_of(folder / name)
+                digest = sha256_of(folder / name)
             except _MISSING:
                 return f"{name} is missing"
-            if found != expected["sha256"]:
+            if digest != expected["sha256"]:
                 return f"the contents of {name} do not match the checksum in the manifest"
     except Damage as damage:
         return str(damage)
@@ -75,13 +75,13 @@ def complete_manifest(folder: Path) -> dict[str, Any]:
         raise Damage(f"{MANIFEST} is of step {manifest['step']}")
     for name, expected in manifest["files"].items():
         try:
-            found = (folder / name).lstat()
+            file = (folder / name).lstat()
         except _MISSING:
             raise Damage(f"{name} is missing") from None
-        if not stat.S_ISREG(found.st_mode):
-            raise Damage(f"{name} is {'a link' if stat.S_ISLNK(found.st_mode) else 'not a file'}")
-        if found.st_size != expected["size"]:
-            raise Damage(f"{name} has {found.st_size} bytes, the manifest says {expected['size']}")
+        if not stat.S_ISREG(file.st_mode):
+            raise Damage(f"{name} is {'a link' if stat.S_ISLNK(file.st_mode) else 'not a file'}")
+        if file.st_size != expected["size"]:
+            raise Damage(f"{name} has {file.st_size} bytes, the manifest says {expected['size']}")
     for path in folder.glob(f"{STATE}.*"):  # which TensorFlow would read as well
         if path.name not in manifest["files"]:
             raise Damage(f"{path.name!r} is not in the manifest")
@@ -104,9 +104,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise Damage(f"{MANIFEST} {error}") from None
     except (ValueError, RecursionError) as error:
         raise Damage(f"{MANIFEST} is not JSON ({error})") from None
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if isinstance(found, int) and found > FORMAT:
-        raise Damage(f"{MANIFEST} has format {found}: a newer version of Launcher wrote it, this one reads {FORMAT}")
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise Damage(f"{MANIFEST} has format {version}: a newer version of Launcher wrote it, this one reads {FORMAT}")
     if not is_whole:
         raise Damage(f"{MANIFEST} does not match its own checksum")
     if wrong := [name for name, is_right in _ENTRIES.items() if not is_right(manifest.get(name))]:

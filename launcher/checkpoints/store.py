@@ -215,9 +215,9 @@ class CheckpointStore:
         path = self._directory / _REWINDS
         try:
             return tuple(
-                {**one, "left_out": [first, last]}
-                for one in json.loads(regular_file.read(path))
-                for first, last in [map(int, one["left_out"])]
+                {**rewind, "left_out": [first, last]}
+                for rewind in json.loads(regular_file.read(path))
+                for first, last in [map(int, rewind["left_out"])]
             )
         except FileNotFoundError:
             return ()
@@ -318,19 +318,19 @@ class CheckpointStore:
             CheckpointReadError: There is no such checkpoint, or its manifest is damaged.
         """
         tensors = self.manifest(step)["tensors"]
-        found = {
+        stored = {
             name: f"{about['dtype']}{about['shape']}"
             for name, about in tensors.items()
             if name.startswith(prefix) and not name.startswith(HOST)
         }
         wanted = {name: f"{dtype}{[*shape]}" for name, (shape, dtype) in expected.items()}
         differences = {
-            "missing": [f"{name} {wanted[name]}" for name in wanted if name not in found and name not in stand_ins],
-            "unexpected": [f"{name} {found[name]}" for name in found if name not in wanted and name not in stand_ins],
+            "missing": [f"{name} {wanted[name]}" for name in wanted if name not in stored and name not in stand_ins],
+            "unexpected": [f"{name} {stored[name]}" for name in stored if name not in wanted and name not in stand_ins],
             "different": [
-                f"{name} is {found[name]} in the checkpoint, {wanted[name]} in the model"
+                f"{name} is {stored[name]} in the checkpoint, {wanted[name]} in the model"
                 for name in wanted
-                if found.get(name, wanted[name]) != wanted[name]
+                if stored.get(name, wanted[name]) != wanted[name]
             ],
         }
         details = "".join(f"\n  {kind}: {shorten(names)}" for kind, names in differences.items() if names)

@@ -122,7 +122,7 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
     with h5py.File(file, "r") as root:
         if "layer_names" in root.attrs:
             raise ValueError("it is of Keras 2; load it into its model there, and save that as .keras")
-        names, found = dict[str, str](), list[Any]()
+        names, weights = dict[str, str](), list[Any]()
 
         def visit(path: str, item: Any) -> None:  # each object once, and none through a link, which may lead elsewhere
             around, _, last = path.rpartition("/")
@@ -131,11 +131,11 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
                 names[around] = name.decode() if isinstance(name, bytes) else str(name)
             is_weight = isinstance(item, h5py.Dataset) and around.rpartition("/")[2] == "vars"
             if is_weight and not path.startswith("optimizer/"):
-                found.append(item)
+                weights.append(item)
 
         root.visititems(visit)
-        _check_size(sum(item.size * item.dtype.itemsize for item in found), most)
-        for item in sorted(found, key=lambda item: (item.parent.name, len(item.name), item.name)):
+        _check_size(sum(item.size * item.dtype.itemsize for item in weights), most)
+        for item in sorted(weights, key=lambda item: (item.parent.name, len(item.name), item.name)):
             if item.external or item.is_virtual:
                 raise ValueError(f"{item.name} is in another file")
             *around, _, key = item.name[1:].split("/")

@@ -150,12 +150,12 @@ class Lease:
         assert mine is not None
         answer = self._isolate(lambda: lease_file.seen_at(path, mine if beats else None))
         if isinstance(answer, dict):
-            found = Holder(**answer)
-            if found == mine or (self._descriptor is None and found.job == mine.job):
+            holder = Holder(**answer)
+            if holder == mine or (self._descriptor is None and holder.job == mine.job):
                 self._seen = lease_file.clock()
                 return
             self._lost = LeaseLostError(
-                f"{path} was taken over by {found}: this run was suspended, its file system did not answer, or the "
+                f"{path} was taken over by {holder}: this run was suspended, its file system did not answer, or the "
                 "file was removed. This run writes nothing more to the folder. Go on with the other run, or choose "
                 "another --model_dir"
             )
@@ -231,7 +231,7 @@ def _acquire(
     deadline = time.monotonic() + _CONTENTION_SECONDS
     made: tuple[Path, ...] = ()
     try:
-        made = tuple(one for one in (folder, *folder.parents) if not one.exists())  # innermost first
+        made = tuple(place for place in (folder, *folder.parents) if not place.exists())  # innermost first
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             _check_able(folder)
@@ -285,24 +285,24 @@ def _take(
     """Takes or joins the lease; None where another process is just taking or releasing it: to be tried again."""
     job = supervises or joins or uuid.uuid4().hex[:12]
     is_locked = lease_file.lock(descriptor)
-    found = lease_file.read(descriptor)
-    lives = found is not None and _lives(found, is_locked, os.fstat(descriptor).st_dev)
+    holder = lease_file.read(descriptor)
+    lives = holder is not None and _lives(holder, is_locked, os.fstat(descriptor).st_dev)
     if (is_locked is False and lives is False) or not lease_file.is_at(descriptor, path):
         return None
-    if found is not None:
-        if found.job == job and found.supervises and lives is not False:
-            return Lease(path, found, isolate=isolate)
-        is_earlier_attempt = found.job == joins
+    if holder is not None:
+        if holder.job == job and holder.supervises and lives is not False:
+            return Lease(path, holder, isolate=isolate)
+        is_earlier_attempt = holder.job == joins
         if lives is None and not is_earlier_attempt:
-            lives = _beats(path, found, say)
+            lives = _beats(path, holder, say)
             if not lease_file.is_at(descriptor, path):
                 return None
         if lives and not is_earlier_attempt:
-            raise _refusal(found, path)
+            raise _refusal(holder, path)
     try:
         mine = lease_file.write(descriptor, job, supervises is not None, is_locked is True)
     except OSError:
-        if found is None:
+        if holder is None:
             path.unlink()
         raise
     if is_locked is None:
@@ -310,8 +310,8 @@ def _take(
         now = lease_file.read_path(path)
         if now is not None and now != mine:
             raise _refusal(now, path)
-    if found is not None:
-        say(f"took over {path} from {found}, which is gone")
+    if holder is not None:
+        say(f"took over {path} from {holder}, which is gone")
     return Lease(path, mine, descriptor, made, isolate)
 
 

@@ -83,12 +83,12 @@ def put(descriptor: int, holder: Holder) -> None:
 def seen_at(path: Path, beats: Holder | None) -> dict[str, Any] | str | None:
     """Who holds the lease, `GONE` where the file is, or None where none is said; a heartbeat where `beats` does."""
     try:
-        found = read_path(path)
+        holder = read_path(path)
     except FileNotFoundError:
         return GONE
-    if found is not None and found == beats:
+    if holder is not None and holder == beats:
         os.utime(path)
-    return None if found is None else dataclasses.asdict(found)
+    return None if holder is None else dataclasses.asdict(holder)
 
 
 def remove(path: Path, made: tuple[Path, ...]) -> None:

@@ -375,8 +375,8 @@ class Controller:
         row = summarise(self._pending, self._recipe.task)
         row.update(step=step, loss_scale=self._trainer.loss_scale, skipped_steps=self._trainer.skipped_steps)
         if timed and seconds > 0:  # else it is of a first step alone, which has compiled
-            examples = sum(len(one.loss) for one in timed) * self._trainer.config.global_batch_size
-            waited = sum(float(one.input_wait_seconds.sum()) for one in timed)
+            examples = sum(len(records.loss) for records in timed) * self._trainer.config.global_batch_size
+            waited = sum(float(records.input_wait_seconds.sum()) for records in timed)
             row.update(examples_per_second=examples / seconds, input_wait_fraction=min(1.0, waited / seconds))
         self._untimed = 0
         self._pending.clear()

@@ -67,11 +67,9 @@ def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[st
     `described` is as `describe` returns it, `started` in Unix seconds.
     """
     recipe, examples = resolved.recipe, resolved.data.num_train_examples
-    is_launcher = sys.argv[0].endswith(os.path.join("launcher", "main.py"))
-    words = ["-m", "launcher.main", *sys.argv[1:]] if is_launcher else sys.orig_argv[1:]
     is_installed = os.path.basename(sys.argv[0]) == "launcher"  # the program of that name
-    typed = ["launcher", *map(_quoted, sys.argv[1:])] if is_installed else [installation.python(), *map(_quoted, words)]
-    command = " ".join(typed)
+    program, words = ("launcher", sys.argv[1:]) if is_installed else (installation.python(), sys.orig_argv[1:])
+    command = " ".join([program, *map(_quoted, words)])
     commit, diff = "", ""
     with contextlib.suppress(subprocess.TimeoutExpired):
         said = subprocess.run(_GIT, shell=True, capture_output=True, text=True, errors="replace", timeout=5).stdout

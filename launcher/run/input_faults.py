@@ -32,11 +32,11 @@ def damage_named(plan: RunPlan, trainer: Trainer) -> Iterator[None]:
         # A step whose batch failed may have been counted.
         batch_of, size = trainer.left_out.batch_of, plan.recipe.global_batch_size
         first, last = batch_of(max(trainer.step, 1)), batch_of(trainer.step + trainer.loop_steps)
-        found = data.damage(seed=plan.seed, start=(first - 1) * size, stop=last * size)
-        if found is None:
+        damage = data.damage(seed=plan.seed, start=(first - 1) * size, stop=last * size)
+        if damage is None:
             raise
         gone = isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError)
-        raise (MissingInputError if gone else UsageError)(found) from error
+        raise (MissingInputError if gone else UsageError)(damage) from error
 
 
 @contextlib.contextmanager

@@ -104,10 +104,10 @@ def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
     last = [id(layer) for layer in layer_policies.making_outputs(model)]
     is_graph = layer_policies.is_graph(model)
     inputs = keras.tree.flatten((getattr(task, "example", None) or [()])[0])
-    rounds = not is_graph and any(one.dtype.is_floating for one in inputs)
-    masks = any(getattr(one, "mask_zero", hasattr(one, "mask_value")) for one in layers_of(model))
-    for found in layer_policies.computing(model):
-        layer, dtype = found.layer, found.layer.compute_dtype
+    rounds = not is_graph and any(tensor.dtype.is_floating for tensor in inputs)
+    masks = any(getattr(layer, "mask_zero", hasattr(layer, "mask_value")) for layer in layers_of(model))
+    for computing in layer_policies.computing(model):
+        layer, dtype = computing.layer, computing.layer.compute_dtype
         ends = getattr(layer, "activation", None) or layer
         ends = getattr(ends, "activation", ends)  # which may be a layer
         ends = (ends if isinstance(ends, str) else getattr(ends, "__name__", type(ends).__name__)).lower()
@@ -117,4 +117,4 @@ def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
             seen = Seen(layer, dtype, 2 ** _DIGITS[dtype], ends, rounds, masks)
             if number := rule.number(seen):
                 text = rule.text.format(number=number, **seen._asdict())
-                yield LintFinding(rule=rule.name, path=found.path, text=text, fix=rule.fix)
+                yield LintFinding(rule=rule.name, path=computing.path, text=text, fix=rule.fix)

@@ -139,11 +139,11 @@ def _unfit_of_keras(model: keras.Model, plan: RunPlan) -> list[str]:
             "gpu",
             queries=0,
             keys=0,
-            width=getattr(one, "key_dim", None) or one.head_dim,
-            dtype=tf.as_dtype(one.compute_dtype),
-            rate=one.dropout,
+            width=getattr(layer, "key_dim", None) or layer.head_dim,
+            dtype=tf.as_dtype(layer.compute_dtype),
+            rate=layer.dropout,
         )
-        for one in layers_of(model, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention))
+        for layer in layers_of(model, (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention))
         if plan.is_one_program
     ]
 
@@ -162,7 +162,7 @@ def _check_kernel(model: keras.Model, layers: Sequence[Attention], plan: RunPlan
     if plan.strategy.accelerator == "gpu":  # which needs no function of JAX
         capability = plan.strategy.compute_capability
         if capability is not None and capability < accelerators.BFLOAT16_CAPABILITY:
-            had, needed = (".".join(map(str, one)) for one in (capability, accelerators.BFLOAT16_CAPABILITY))
+            had, needed = (".".join(map(str, version)) for version in (capability, accelerators.BFLOAT16_CAPABILITY))
             raise UsageError(f"{asked} needs GPUs of compute capability {needed} or more, and one here has {had}")
         return
     if why := jax_function.missing():
@@ -198,7 +198,9 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
         layer.compiling = xla.is_compiling
     requested, layers = plan.recipe.batch_norm, _with_boolean(model, "synchronized")
     if requested == "auto":
-        layers = [one for one in layers if is_global(plan.recipe) and isinstance(one, keras.layers.BatchNormalization)]
+        layers = [
+            layer for layer in layers if is_global(plan.recipe) and isinstance(layer, keras.layers.BatchNormalization)
+        ]
     elif not layers:
         raise UsageError(f"{BATCH_NORM} = {requested!r}: {model.name} has no batch normalisation; leave it out")
     for layer in layers:
@@ -210,9 +212,9 @@ def _set_batch_norm(model: keras.Model, plan: RunPlan, note: Callable[[str], Non
             )
         elif plan.num_parts > 1:
             layer.synchronized = True
-    for one in layers_of(model, keras.layers.BatchNormalization):
-        if one.synchronized:
-            synchronize_moments(one)
+    for layer in layers_of(model, keras.layers.BatchNormalization):
+        if layer.synchronized:
+            synchronize_moments(layer)
     if not all(group_size(layer) for layer in layers):
         note(_LOCAL.format(plan.microbatch_size) if requested == "local" else _GLOBAL)
 

@@ -71,7 +71,7 @@ def is_open(plan: RunPlan) -> bool:
 
 def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: str) -> RunPlan:
     """The plan with a setting, and why it is this one: of those `before` it is said that they `failed`."""
-    fewer = ", ".join(str(one.microbatches) for one in before if one.rematerialize == setting.rematerialize)
+    fewer = ", ".join(str(earlier.microbatches) for earlier in before if earlier.rematerialize == setting.rematerialize)
     if setting.microbatches is not None:
         why = f"auto: {fewer} {failed}" if fewer else "auto: one is enough"
         plan = dataclasses.replace(plan, microbatches=setting.microbatches, microbatches_why=why)
@@ -107,10 +107,10 @@ def decide(
         return _fits(_request(plan, setting, gin_files, gin_params))
 
     choices = settings(plan)
-    plan, found = _enough_for_all(plan, next(filter(fits, choices), None))
-    if found is None:
+    plan, setting = _enough_for_all(plan, next(filter(fits, choices), None))
+    if setting is None:
         raise _nothing_fits(plan, choices[-1])
-    return settled(plan, found, choices[: choices.index(found)], "ran out of memory")
+    return settled(plan, setting, choices[: choices.index(setting)], "ran out of memory")
 
 
 def _nothing_fits(plan: RunPlan, last: Setting) -> UsageError:
@@ -168,7 +168,7 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
     plan = dataclasses.replace(plan, made=strategy)
     if nothing:
         return plan, None
-    return plan, next(one for one in settings(plan) if [int(value or 0) for value in one] == most)
+    return plan, next(setting for setting in settings(plan) if [int(value or 0) for value in setting] == most)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -232,8 +232,13 @@ def finer_shares(
     """The same in pieces that leave less to pad, where no layer has `statistics` of whole pieces or draws numbers for
     them; `note` is told.
     """
-    sizes = {id(one): group_size(layer) for layer in layers_of(model) for one in layer.variables if group_size(layer)}
-    if not plan.rows or seed_states(model) or any(id(one) not in sizes for one in statistics):
+    sizes = {
+        id(variable): group_size(layer)
+        for layer in layers_of(model)
+        for variable in layer.variables
+        if group_size(layer)
+    }
+    if not plan.rows or seed_states(model) or any(id(variable) not in sizes for variable in statistics):
         return plan
     unit = math.lcm(*(size or 1 for size in sizes.values()))
     units = -(-plan.recipe.global_batch_size // (plan.strategy.num_replicas * unit))

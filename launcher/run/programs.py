@@ -65,12 +65,12 @@ class _Found(BaseException):
 
 def split(gin_files: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
     """The program among what `--gin_file` names, and the gin files; UsageError for two, or one that is not there."""
-    found = [name for name in gin_files if name.endswith(".py")]
-    if len(found) > 1:
-        raise UsageError(f"--gin_file names two programs, {' and '.join(found)}: one run has one")
-    if found and not os.path.isfile(found[0]):
-        raise UsageError(f"--gin_file={found[0]}: there is no such program in {os.getcwd()}")
-    return next(iter(found), None), tuple(name for name in gin_files if name not in found)
+    named = [name for name in gin_files if name.endswith(".py")]
+    if len(named) > 1:
+        raise UsageError(f"--gin_file names two programs, {' and '.join(named)}: one run has one")
+    if named and not os.path.isfile(named[0]):
+        raise UsageError(f"--gin_file={named[0]}: there is no such program in {os.getcwd()}")
+    return next(iter(named), None), tuple(name for name in gin_files if name not in named)
 
 
 def handler() -> AtFit | None:

@@ -217,9 +217,11 @@ class Recipe:
         for sink in self.sinks:
             if not isinstance(sink, Sink):
                 raise UsageError(f"train.sinks: {sink!r} is not a Sink; bind objects, as in [@WandbSink()]")
-        for one in self.skip_batches:
-            if len(one) != 2 or not 1 <= one[0] <= one[1]:
-                raise UsageError(f"train.skip_batches: {one!r} must be a first and a last batch, as in [(120, 122)]")
+        for batches in self.skip_batches:
+            if len(batches) != 2 or not 1 <= batches[0] <= batches[1]:
+                raise UsageError(
+                    f"train.skip_batches: {batches!r} must be a first and a last batch, as in [(120, 122)]"
+                )
         spikes, keep = self.spikes, self.checkpoints.keep
         if spikes is not None and spikes.action == "rewind" and spikes.rewind_checkpoints > keep:
             raise UsageError(f"Checkpoints.keep = {keep}: Spikes.rewind_checkpoints needs {spikes.rewind_checkpoints}")

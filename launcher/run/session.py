@@ -83,7 +83,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     assigns = forward_assigns(plan, model)
     plan = finer_shares(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
-    found = statistics_of(plan, model, assigns)
+    of_batches = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and engine is None
     place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
     recipe.task.placed(place)
@@ -97,7 +97,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         loss_scale=plan.loss_scale,
         config=step_config(plan, optimizer),
         total_steps=plan.total_steps,
-        forward_assigns=found,
+        forward_assigns=of_batches,
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
@@ -117,7 +117,7 @@ def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
     if plan.recipe.loss_scale != "auto":
         return plan
     scale = plan.loss_scale
-    if any(one.layer.compute_dtype == "float16" for one in layer_policies.computing(model)):
+    if any(computing.layer.compute_dtype == "float16" for computing in layer_policies.computing(model)):
         scale = precision.resolve_loss_scale("auto", "mixed_float16")
     return dataclasses.replace(plan, loss_scale=precision.of_optimizer(getattr(model, "optimizer", None), scale))
 
@@ -138,7 +138,7 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
             rows=plan.per_replica_batch_size,
         )
         whole = batch_spec.of_one_replica(plan.data, shard)
-        return {key: tf.TensorSpec([plan.microbatch_size, *one.shape[1:]], one.dtype) for key, one in whole.items()}
+        return {key: tf.TensorSpec([plan.microbatch_size, *part.shape[1:]], part.dtype) for key, part in whole.items()}
 
     return moving_statistics.assigned(plan.recipe.task, model, spec)
 
@@ -151,9 +151,9 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
         task.counts_rows |= unknown
         return [*map(statistics.usual, assigned)]
     batch = next(held(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
-    found = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
-    task.counts_rows |= any(one.fold in ("sum", "rows") for one in found)
-    return found
+    tried = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
+    task.counts_rows |= any(statistic.fold in ("sum", "rows") for statistic in tried)
+    return tried
 
 
 def watch(session: Session) -> Watch | None:

@@ -165,8 +165,8 @@ def _listening(
     wakeup = signal.set_wakeup_fd(target, warn_on_full_buffer=False)
 
     def listen() -> None:
-        while found := os.read(source, 64):
-            for number in filter(numbers.__contains__, found):
+        while heard_numbers := os.read(source, 64):
+            for number in filter(numbers.__contains__, heard_numbers):
                 heard(number)
 
     def hand_back(handlers: Mapping[int, Any]) -> None:

@@ -217,11 +217,11 @@ def _read(path: Path) -> dict[str, Any] | None:
     """The record that a file holds; None where there is none, or one that is just being written."""
     try:
         with open(path, "rb", buffering=0) as file:
-            found = file.read(_REPORT_BYTES)  # all of a report at once, which is seldom half of one then
-            if not found.strip():
+            record = file.read(_REPORT_BYTES)  # all of a report at once, which is seldom half of one then
+            if not record.strip():
                 return None
-            found += file.read()
-            checksum, content = found[:_CHECKSUM_BYTES], found[_CHECKSUM_BYTES:]
+            record += file.read()
+            checksum, content = record[:_CHECKSUM_BYTES], record[_CHECKSUM_BYTES:]
             return dict(json.loads(content)) if int(checksum, 16) == zlib.crc32(content) else None
     except (OSError, ValueError):
         return None

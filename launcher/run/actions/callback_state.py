@@ -25,7 +25,7 @@ _NOT_KEPT = ("params", "append_header")  # what this call says, and what CSVLogg
 
 def digests(callback: keras.callbacks.Callback) -> dict[str, bytes]:
     """A digest of each attribute that is plain."""
-    found = {}
+    digested = {}
     for name, value in vars(callback).items():
         with contextlib.suppress(TypeError, ValueError, NotImplementedError, RecursionError):
             arrays: list[np.ndarray] = []
@@ -33,8 +33,8 @@ def digests(callback: keras.callbacks.Callback) -> dict[str, bytes]:
             digest = hashlib.blake2b(text.encode(), digest_size=16)
             for array in arrays:
                 digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size else b"")
-            found[name] = digest.digest()
-    return found
+            digested[name] = digest.digest()
+    return digested
 
 
 def changed(callback: keras.callbacks.Callback, first: Mapping[str, bytes], names: set[str]) -> dict[str, Any]:

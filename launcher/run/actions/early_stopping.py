@@ -17,9 +17,9 @@ from launcher.run.actions.base import Action, Row
 _STATE = "early_stopping"
 
 
-def is_better(metric: str, found: float, best: float, by: float = 0.0) -> bool:
+def is_better(metric: str, value: float, best: float, by: float = 0.0) -> bool:
     """Whether a value of an evaluation metric is better than another by more than `by`; one that is NaN never is."""
-    return found < best - by if metric in LOW_IS_BEST else found > best + by
+    return value < best - by if metric in LOW_IS_BEST else value > best + by
 
 
 @gin.configurable

@@ -55,21 +55,26 @@ class KerasCallbacks(Action):
             raise UsageError("callbacks need data whose epochs are whole numbers of steps, and these have none")
         self._trainer, self._task = session.trainer, plan.recipe.task
         self._callbacks = callbacks = self._task.callbacks()
-        self._here = [one for one in callbacks if is_chief or not (isinstance(one, WRITERS) or _is_of_chief(one))]
+        self._here = [
+            callback
+            for callback in callbacks
+            if is_chief or not (isinstance(callback, WRITERS) or _is_of_chief(callback))
+        ]
         self._an_epoch, self._total, fit = an_epoch, plan.total_steps, fit_of(self._task)
         self._first_epoch, self._validation_freq = fit.initial_epoch, fit.validation_freq
         # A loop on the device ends where one of them has to be told, on all workers alike.
         self._every_step = any(
-            works_by_batches(one, TRAINED) and type(one) is not keras.callbacks.ProgbarLogger for one in callbacks
+            works_by_batches(callback, TRAINED) and type(callback) is not keras.callbacks.ProgbarLogger
+            for callback in callbacks
         )
-        self._by_batches = [one for one in self._here if works_by_batches(one, TRAINED)]
+        self._by_batches = [callback for callback in self._here if works_by_batches(callback, TRAINED)]
         self._told_every = getattr(self._trainer.model, "steps_per_execution", None) or 1
-        self.every_evaluation_batch = any(works_by_batches(one, TESTED) for one in callbacks)
-        deciding = [one for one in callbacks if not isinstance(one, WRITERS)]
-        self.acts_before_evaluation = any(answers(one, "on_test_begin") for one in deciding)
+        self.every_evaluation_batch = any(works_by_batches(callback, TESTED) for callback in callbacks)
+        deciding = [callback for callback in callbacks if not isinstance(callback, WRITERS)]
+        self.acts_before_evaluation = any(answers(callback, "on_test_begin") for callback in deciding)
         # Without signs: an EarlyStopping turns that of its min_delta.
-        self._texts = [text_of(one).replace("=-", "=") for one in callbacks]
-        self._first = [callback_state.digests(one) for one in callbacks]
+        self._texts = [text_of(callback).replace("=-", "=") for callback in callbacks]
+        self._first = [callback_state.digests(callback) for callback in callbacks]
         self._goes_back, self._made = plan.recipe.spikes is not None, list[dict[str, Any]]()
         epochs = self._first_epoch - (-self._total // an_epoch)
         self._params = {"epochs": epochs, "steps": an_epoch, "verbose": fit.verbose}
@@ -81,7 +86,7 @@ class KerasCallbacks(Action):
             vars(callback).clear()
             vars(callback).update(made)
         if self._goes_back:
-            self._made = [callback_state.copied(one) for one in self._callbacks]
+            self._made = [callback_state.copied(callback) for callback in self._callbacks]
         self._changed: list[set[str]] = [set() for _ in self._callbacks]
         self._begun = self._stops = self._has_ended = self._listens = self._is_not_finite = False
         self._sums: dict[str, Any] = {}
@@ -226,13 +231,15 @@ class KerasCallbacks(Action):
                 self._present(callback)
         # After the rows of a CSVLogger that the checkpoint knows of.
         sizes: dict[int, int] = {key: of[_FILE_BYTES] for key, of in self._records_of().items() if _FILE_BYTES in of}
-        loggers = [(one, one.append) for one in self._here if id(one) in sizes]
+        loggers = [(logger, logger.append) for logger in self._here if id(logger) in sizes]
         for logger, _ in loggers:
             logger.append = True
             if os.path.isfile(logger.filename) and os.path.getsize(logger.filename) > sizes[id(logger)]:
                 os.truncate(logger.filename, sizes[id(logger)])
         # A backup would be put in the place of the checkpoint from which the run goes on.
-        self._call("on_train_begin", {}, among=[one for one in self._here if not isinstance(one, BACKUPS)])
+        self._call(
+            "on_train_begin", {}, among=[callback for callback in self._here if not isinstance(callback, BACKUPS)]
+        )
         for logger, append in loggers:
             logger.append = append
         if self._restored is not None:
@@ -292,8 +299,8 @@ class KerasCallbacks(Action):
 
 def _optimizer(model: keras.Model) -> Any:
     """The one that it is compiled with, if it is."""
-    found = getattr(model, "optimizer", None)
-    return getattr(found, "inner_optimizer", found)
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _is_of_chief(callback: keras.callbacks.Callback) -> bool:

@@ -40,12 +40,14 @@ def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
     newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime, default=None)
     events = json.loads(gzip.decompress(newest.read_bytes()))["traceEvents"] if newest else []
     # Beside a GPU's streams stand others that say the same by module and by operation.
-    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one.get("name") == "thread_name"}
-    found: dict[str, list[float]] = collections.defaultdict(list)
-    for one in events:
-        if one.get("ph") == "X" and "Stream" in names.get((one["pid"], one["tid"]), ""):
-            found[one["name"]].append(one["dur"])
-    ranked = sorted(found.items(), key=lambda item: -sum(item[1]))[:10]
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"
+    }
+    durations: dict[str, list[float]] = collections.defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and "Stream" in names.get((event["pid"], event["tid"]), ""):
+            durations[event["name"]].append(event["dur"])
+    ranked = sorted(durations.items(), key=lambda item: -sum(item[1]))[:10]
     return [(name, len(times), sum(times) / 1e3 / num_steps) for name, times in ranked]
 
 

@@ -114,8 +114,8 @@ class SpikeDetector(Action):
         self.goes_back = rule.action == "rewind"
         if _STATE in start.host:
             values, self._limits, self._count, self._in_spike = json.loads(start.host[_STATE].tobytes())
-            for mine, found in zip(self._values, values, strict=True):
-                mine.extend(found)
+            for mine, values_before in zip(self._values, values, strict=True):
+                mine.extend(values_before)
 
     def before_steps(self) -> None:
         self._trainer.limit(*self._limits)
@@ -187,8 +187,8 @@ class SpikeDetector(Action):
         if rule.action == "rewind":
             why = (
                 f", after the run has gone back {len(self._rewinds)} times (Spikes.max_rewinds = {rule.max_rewinds}) "
-                f"and left out the batches {[one['left_out'] for one in self._rewinds]}. Leaving batches out did not "
-                "help: lower the learning rate or clip gradients (Clipping.global_norm)"
+                f"and left out the batches {[rewind['left_out'] for rewind in self._rewinds]}. Leaving batches out did "
+                "not help: lower the learning rate or clip gradients (Clipping.global_norm)"
             )
         self._error = TrainingError(f"step {step}: {what}{why}")
 
@@ -292,9 +292,9 @@ class SkippedSteps(Action):
         if not self._looks_left:
             return []
         self._looks_left -= 1
-        found = self._diagnosis.non_finite_in_batch(step)
-        self._bad_data = self._bad_data or found
-        return [why] if (why := found or otherwise) else []
+        values = self._diagnosis.non_finite_in_batch(step)
+        self._bad_data = self._bad_data or values
+        return [why] if (why := values or otherwise) else []
 
 
 def scale_after(records: StepRecords, offset: int, trainer: Trainer) -> float:

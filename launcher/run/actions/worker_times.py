@@ -46,10 +46,10 @@ class WorkerTimes(Action):
         if not self._steps:
             return
         own = self._trainer.own_seconds or 0.0
-        found = self._trainer.workers.gather([own - self._own_before, self._waited], **self._place)
+        seconds = self._trainer.workers.gather([own - self._own_before, self._waited], **self._place)
         self._all_steps += self._steps
-        self._totals += found
-        row.update(self._watch.observe(found / self._steps, row["step"]))
+        self._totals += seconds
+        row.update(self._watch.observe(seconds / self._steps, row["step"]))
         self._tell.straggler = self._watch.slow
         self._steps, self._waited, self._own_before = 0, 0.0, own
 

@@ -96,7 +96,7 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         yield "loss_weights", False, model.get_compile_config().get("loss_weights")
     metrics = keras_private.given_metrics(model)
     yield "metrics", True, metrics
-    for kind in (one if hasattr(one, "__name__") else type(one) for one in metrics):
+    for kind in (metric if hasattr(metric, "__name__") else type(metric) for metric in metrics):
         if "{code" in text_of(kind):
             yield f"metric.{kind.__name__}", False, kind
     counts: collections.Counter[str] = collections.Counter()  # names of layers are counted in each process
@@ -104,15 +104,15 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
         kind = type(layer).__name__
         counts[kind] += 1
         inside = dict | keras.layers.Layer  # of which the layers that it has tell
-        settings = {name: one for name, one in settings_of(layer).items() if not isinstance(one, inside)}
+        settings = {name: setting for name, setting in settings_of(layer).items() if not isinstance(setting, inside)}
         own_policy = layer.dtype_policy.name if layer.dtype_policy.name != plan.policy else None
         settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
             yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
-    yield "model.calls", False, [keras_private.calls_of(one) for one in layers_of(model)]
-    for number, one in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
-        yield f"optimizer {number}", False, type(one)
-        for name, value in settings_of(one).items():
+    yield "model.calls", False, [keras_private.calls_of(layer) for layer in layers_of(model)]
+    for number, optimizer in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
+        yield f"optimizer {number}", False, type(optimizer)
+        for name, value in settings_of(optimizer).items():
             yield f"optimizer {number}.{name}", True, value
 
 
@@ -147,8 +147,8 @@ def settle(
         aside = _set_aside(store, folder)
         trainer.workers.any(False)  # the others see the folder as the chief has left it
         return f"{what}: {shorten(changes)}. It begins anew, and what there was is in {aside}", {}
-    rates = trainer.state.variables().items() if any("learning_rate:" in one for one in note) else ()
-    own = {name: trainer.state.value(name, one) for name, one in rates if name.endswith("/learning_rate")}
+    rates = trainer.state.variables().items() if any("learning_rate:" in change for change in note) else ()
+    own = {name: trainer.state.value(name, variable) for name, variable in rates if name.endswith("/learning_rate")}
     return f"{what}, and what it is now counts from here on: {shorten(changes)}", own
 
 

@@ -59,12 +59,12 @@ def is_allowed(patterns: Sequence[str], names: Iterable[str]) -> bool:
 
 def compare(own: Sequence[Own], stored: Sequence[Stored], pairs: Mapping[Chain, Chain]) -> list[Match]:
     """Finds the array of each variable; layers go together as `pair` says."""
-    by_place = {(one.layer, one.key): one for one in stored}
+    by_place = {(array.layer, array.key): array for array in stored}
     matches = []
-    for one in own:
-        array = by_place.pop((pairs[one.layer], one.key), None) if one.layer in pairs else None
-        matches.append(Match(one, array, None if array is None else _fitted(array.value, one.variable)))
-    return [*matches, *(Match(None, one) for one in by_place.values())]
+    for mine in own:
+        array = by_place.pop((pairs[mine.layer], mine.key), None) if mine.layer in pairs else None
+        matches.append(Match(mine, array, None if array is None else _fitted(array.value, mine.variable)))
+    return [*matches, *(Match(None, array) for array in by_place.values())]
 
 
 def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others: Sequence[Stored]) -> None:
@@ -72,7 +72,7 @@ def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others
 
     Patterns may be about `others`, too, which are not compared.
     """
-    names = {name for match in [*matches, *(Match(None, one) for one in others)] for name in match.names}
+    names = {name for match in [*matches, *(Match(None, array) for array in others)] for name in match.names}
     for pattern in patterns:
         if not is_allowed([pattern], names):
             raise UsageError(
@@ -88,12 +88,12 @@ def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others
     here = [match.names[0] for match in without if match.stored is None]
     there = [match.names[0] for match in without if match.own is None]
     problems = {
-        "of the model are not there": [_beside(one.names[0], there) for one in wrong if one.stored is None],
-        "there are not of the model": [_beside(one.names[0], here) for one in wrong if one.own is None],
+        "of the model are not there": [_beside(match.names[0], there) for match in wrong if match.stored is None],
+        "there are not of the model": [_beside(match.names[0], here) for match in wrong if match.own is None],
         "have another shape or kind": [
-            f"{one.names[0]} {_shown(one.own.variable)} ({one.stored.name} {_shown(one.stored.value)} there)"
-            for one in wrong
-            if one.own and one.stored
+            f"{match.names[0]} {_shown(match.own.variable)} ({match.stored.name} {_shown(match.stored.value)} there)"
+            for match in wrong
+            if match.own and match.stored
         ],
     }
     said = "".join(f"\n  {len(texts)} {what}: {first(texts, _SHOWN)}" for what, texts in problems.items() if texts)
@@ -124,8 +124,8 @@ def listing(matches: Sequence[Match]) -> str:
         for own, array, _ in _loaded(matches)
     ]
     without = [match for match in matches if match.value is None]
-    lines += [f"as initialised\t{one.own.names[0]} {_shown(one.own.variable)}" for one in without if one.own]
-    lines += [f"not taken\t{one.stored.name} {_shown(one.stored.value)}" for one in without if one.stored]
+    lines += [f"as initialised\t{match.own.names[0]} {_shown(match.own.variable)}" for match in without if match.own]
+    lines += [f"not taken\t{match.stored.name} {_shown(match.stored.value)}" for match in without if match.stored]
     return "\n".join([*lines, ""])
 
 
@@ -206,9 +206,9 @@ def pair(
         if names[:count] == other_names[:count] or len(set(names)) < len(own) or len(set(other_names)) < len(other):
             continue
         if [layer.shapes for layer in own] == [layer.shapes for layer in other]:
-            found = {one.chain: another.chain for one, another in zip(own, other, strict=True)}
-            pairs |= found
-            by_order += found
+            in_order = {layer.chain: another.chain for layer, another in zip(own, other, strict=True)}
+            pairs |= in_order
+            by_order += in_order
         else:
             unclear |= {layer.chain for layer in own}
     known = {layer.chain for layer in theirs} - set(pairs.values())
@@ -223,8 +223,10 @@ def pair(
 def _in_order(layers: Sequence[Layer], base: str) -> list[Layer]:
     """Layers whose name is counted up from the base, by their number."""
     counted = re.compile(rf"{re.escape(base)}(?:_(\d+))?")
-    found = [(int(match[1] or 0), one) for one in layers if one.chain and (match := counted.fullmatch(one.chain[-1]))]
-    return [layer for _, layer in sorted(found, key=operator.itemgetter(0))]
+    numbered = [
+        (int(match[1] or 0), layer) for layer in layers if layer.chain and (match := counted.fullmatch(layer.chain[-1]))
+    ]
+    return [layer for _, layer in sorted(numbered, key=operator.itemgetter(0))]
 
 
 def _part_of_another(mine: Sequence[Chain], theirs: Sequence[Chain]) -> Iterator[tuple[Chain, Chain]]:
@@ -236,5 +238,5 @@ def _part_of_another(mine: Sequence[Chain], theirs: Sequence[Chain]) -> Iterator
 
     for chain in mine:
         candidates = [other for other in theirs if related(chain, other)]
-        if len(candidates) == 1 and [one for one in mine if related(one, candidates[0])] == [chain]:
+        if len(candidates) == 1 and [other for other in mine if related(other, candidates[0])] == [chain]:
             yield chain, candidates[0]

@@ -112,16 +112,16 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     """
     source, allowed = _read(start), start.allow_missing
     own, layers = _of_model(model, numbered=source.numbered)
-    exempt = {one.layer for one in own if is_allowed(allowed, one.names)}
-    exempt |= {one.layer for one in source.weights if is_allowed(allowed, names_of(one))}
+    exempt = {weight.layer for weight in own if is_allowed(allowed, weight.names)}
+    exempt |= {array.layer for array in source.weights if is_allowed(allowed, names_of(array))}
     pairs, by_order = pair(layers, _layers(source.weights), exempt)
     matches, by_name = compare(own, source.weights, pairs), dict[str, Own]()
     if start.optimizer and slots is not None:
         by_name = {name: Own(variable, (name,), (), name) for name, variable in slots.items()}
         matches += compare([*by_name.values()], source.slots, {(): ()})
     check(matches, allowed, source.text, source.slots)
-    taken = {id(one.own.variable): one.value for one in matches if one.own and one.value is not None}
-    slots_taken = {name: taken.pop(id(one.variable)) for name, one in by_name.items() if id(one.variable) in taken}
+    taken = {id(match.own.variable): match.value for match in matches if match.own and match.value is not None}
+    slots_taken = {name: taken.pop(id(slot.variable)) for name, slot in by_name.items() if id(slot.variable) in taken}
     note = describe(matches, source.text)
     if by_order:
         shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
@@ -184,13 +184,13 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
 
 def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
     """A layer's own weights by the numbers that they have in a file of Keras's."""
-    found: dict[str, Any] = {}
-    placed.layer.save_own_variables(found)
-    return found.items()
+    numbered: dict[str, Any] = {}
+    placed.layer.save_own_variables(numbered)
+    return numbered.items()
 
 
 def _layers(stored: Sequence[Stored]) -> list[Layer]:
     shapes: dict[Chain, dict[str, tuple[int, ...]]] = {}
-    for one in stored:
-        shapes.setdefault(one.layer, {})[one.key] = one.value.shape
-    return [Layer(chain, None, found) for chain, found in shapes.items()]
+    for array in stored:
+        shapes.setdefault(array.layer, {})[array.key] = array.value.shape
+    return [Layer(chain, None, sizes) for chain, sizes in shapes.items()]

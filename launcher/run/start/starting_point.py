@@ -90,7 +90,7 @@ def restore(
     start, state = _shared(FromChief(trainer.strategy, is_chief=store.is_chief), read) if from_chief else read()
     trainer.state.restore(state)
     before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
-    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *(one["left_out"] for one in start.rewinds)])
+    trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *(rewind["left_out"] for rewind in start.rewinds)])
     trainer.workers.check_agreement(trainer.step, trainer.left_out)
     step = start.step or 0
     if same_order and trainer.left_out.batch_of(step) != before.batch_of(step):
@@ -140,9 +140,9 @@ def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoin
     if start_from is None or start_from.path is None:
         return StartingPoint(), {}
     slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.state.specs().items() if name.startswith(OPTIMIZER)}
-    found = start_weights.read(start_from, trainer.model, slots)
-    state = trainer.state.started(found.weights, found.slots)
-    return StartingPoint(notes=(found.note,), listing=found.listing), state
+    begun = start_weights.read(start_from, trainer.model, slots)
+    state = trainer.state.started(begun.weights, begun.slots)
+    return StartingPoint(notes=(begun.note,), listing=begun.listing), state
 
 
 def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
@@ -152,7 +152,7 @@ def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None
     state = _state_at(newest, store, trainer)
     manifest = store.manifest(newest)
     note = _settle_loss_scale(state, manifest.get("scaling"), trainer)
-    found = StartingPoint(
+    start = StartingPoint(
         step=newest,
         best=store.best_record(),
         notes=(note,) if note else (),
@@ -160,7 +160,7 @@ def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None
         rewinds=store.rewinds(),
         data=manifest.get("run", {}).get(DATA),
     )
-    return found, state
+    return start, state
 
 
 def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, Any]:
@@ -172,16 +172,16 @@ def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, 
     store.check_compatible(step, specs, stand_ins)
     in_parts = trainer.state.names_of_parts()
     later = {*in_parts, *(stand_ins[name] for name in stand_ins.keys() & in_parts)}
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         **store.read(step, lambda name: name not in later),
         **store.stored(step, later.__contains__),
     }
-    state = {name: value for name, value in found.items() if name.startswith(HOST)}
+    state = {name: value for name, value in arrays.items() if name.startswith(HOST)}
     for name, (_, dtype) in specs.items():
-        if name in found:
-            state[name] = found[name]
+        if name in arrays:
+            state[name] = arrays[name]
         elif name not in rates:
-            state[name] = found[stand_ins[name]].astype(dtype)
+            state[name] = arrays[stand_ins[name]].astype(dtype)
     return state
 
 

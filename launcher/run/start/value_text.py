@@ -53,8 +53,8 @@ def settings_of(value: Any) -> dict[str, Any]:
         config |= value.get_config()
     kept = {name: held.get(name, held.get(f"_{name}")) for name in (*names, *config)}
     # A function or an object tells more than its name in a config.
-    told = {name: one if callable(one) else config.get(name, one) for name, one in kept.items()}
-    return {name: one for name, one in told.items() if name not in _NOT_TOLD}
+    told = {name: setting if callable(setting) else config.get(name, setting) for name, setting in kept.items()}
+    return {name: setting for name, setting in told.items() if name not in _NOT_TOLD}
 
 
 def is_own(value: Any) -> bool:
@@ -90,9 +90,9 @@ def _told(value: Any, seen: dict[int, Any]) -> str:
     if isinstance(value, Mapping):
         if value.keys() >= {"class_name", "config"}:  # as Keras tells an object
             return f"{value['class_name']}({_text(value['config'], seen)})"
-        return f"{{{', '.join(sorted(f'{_text(key, seen)}: {_text(one, seen)}' for key, one in value.items()))}}}"
+        return f"{{{', '.join(sorted(f'{_text(key, seen)}: {_text(item, seen)}' for key, item in value.items()))}}}"
     if isinstance(value, list | tuple | Set):
-        parts = [_text(one, seen) for one in value]
+        parts = [_text(part, seen) for part in value]
         return f"[{', '.join(sorted(parts) if isinstance(value, Set) else parts)}]"
     if isinstance(value, functools.partial):
         return _text([value.func, value.args, value.keywords], seen)
@@ -103,21 +103,29 @@ def _told(value: Any, seen: dict[int, Any]) -> str:
         code = "" if is_known else "\n".join(_code(value, seen))
         return value.__name__ + (code and f" {{code {_digest(code.encode())}}}")
     given = {} if is_known or isinstance(value, _STATE) else settings_of(value)
-    parts = [f"{name}={_text(one, seen)}" for name, one in given.items() if one is not None]
+    parts = [f"{name}={_text(setting, seen)}" for name, setting in given.items() if setting is not None]
     return f"{_text(type(value), seen)}({', '.join(parts)})"
 
 
 def _code(value: Any, seen: dict[int, Any]) -> Iterator[str]:
     """Instructions and values that a function or class of the user's consists of; nothing of a library's."""
     if inspect.isclass(value):
-        members = {name: one for kind in value.__mro__[::-1] if is_own(kind) for name, one in vars(kind).items()}
-        members = {name: getattr(one, "fget", None) or getattr(one, "__func__", one) for name, one in members.items()}
-        functions = {name: one for name, one in members.items() if inspect.isfunction(one)}
-        counted = {it.argval for one in functions.values() for it in dis.get_instructions(one) if "STORE" in it.opname}
-        for name, one in sorted(members.items()):
-            is_plain = isinstance(one, _PLAIN | tuple) and not name.startswith("__") and name not in counted
-            if callable(one) or is_plain:
-                yield f"{name} {_text(one, seen)}"
+        members = {name: member for kind in value.__mro__[::-1] if is_own(kind) for name, member in vars(kind).items()}
+        members = {
+            name: getattr(member, "fget", None) or getattr(member, "__func__", member)
+            for name, member in members.items()
+        }
+        functions = {name: member for name, member in members.items() if inspect.isfunction(member)}
+        counted = {
+            it.argval
+            for function in functions.values()
+            for it in dis.get_instructions(function)
+            if "STORE" in it.opname
+        }
+        for name, member in sorted(members.items()):
+            is_plain = isinstance(member, _PLAIN | tuple) and not name.startswith("__") and name not in counted
+            if callable(member) or is_plain:
+                yield f"{name} {_text(member, seen)}"
         return
     function = inspect.unwrap(
         getattr(value, "python_function", value), stop=lambda one: hasattr(one, "__code__") and is_own(one)
@@ -131,11 +139,11 @@ def _code(value: Any, seen: dict[int, Any]) -> Iterator[str]:
 
 def _instructions(code: types.CodeType, scope: Mapping[str, Any], seen: dict[int, Any]) -> Iterator[str]:
     """Each with what it is about; names with what they stand for, unless this code gives them another meaning."""
-    found = [*dis.get_instructions(code)]
-    words = {it.argval for it in found if isinstance(it.argval, str)}
-    set_here = {it.argval for it in found if it.opname in ("STORE_GLOBAL", "STORE_DEREF")}
-    sets_items = any(it.opname == "STORE_SUBSCR" for it in found)
-    for it, following in itertools.zip_longest(found, found[1:]):
+    instructions = [*dis.get_instructions(code)]
+    words = {it.argval for it in instructions if isinstance(it.argval, str)}
+    set_here = {it.argval for it in instructions if it.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+    sets_items = any(it.opname == "STORE_SUBSCR" for it in instructions)
+    for it, following in itertools.zip_longest(instructions, instructions[1:]):
         if isinstance(it.argval, types.CodeType):
             yield from _instructions(it.argval, scope, seen)
             continue
