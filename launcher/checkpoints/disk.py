@@ -19,20 +19,6 @@ def aside(prefix: str, path: Path) -> Path:
     return path.with_name(f"{prefix}{path.name}-{os.getpid()}")
 
 
-def set_aside(folder: Path) -> Path:
-    """Renames a damaged folder to `damaged_NAME`, which no reader takes for a checkpoint; returns where it is now.
-
-    An `OSError` is left for the write that follows: it needs the same permissions, and says more.
-    """
-    target, number = folder.with_name(f"damaged_{folder.name}"), 1
-    while target.exists():
-        number += 1
-        target = folder.with_name(f"damaged_{folder.name}_{number}")
-    with contextlib.suppress(OSError):
-        os.rename(folder, target)
-    return target
-
-
 def write_durably(path: Path, content: bytes) -> None:
     """Writes a new file and waits until its contents are on the disk."""
     with open(path, "wb") as file:

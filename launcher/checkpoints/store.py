@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
-from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably, set_aside
+from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
 from launcher.errors import UsageError
@@ -74,8 +74,7 @@ class CheckpointStore:
     ) -> str:
         """Saves `state` as the checkpoint of `step`, retires those that are no longer kept, and returns its folder.
 
-        A whole checkpoint of this step with arrays of the same names is left as it is; a damaged one is moved aside for
-        a person to look at.
+        A whole checkpoint of this step with arrays of the same names is left as it is; any other is replaced.
 
         Args:
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
@@ -118,12 +117,9 @@ class CheckpointStore:
         """Clears the way for a checkpoint; False where it is there, whole and with arrays of the same names."""
         self.before_write()
         folder = self._folder(step)
-        if folder.exists():
-            damage = find_damage(folder)
-            if damage is None and self.manifest(step)["tensors"].keys() == state.keys():
-                return False
-            if damage is not None:
-                _logger.warning("Moving the damaged checkpoint %s to %s: %s.", folder, set_aside(folder), damage)
+        is_whole = folder.exists() and find_damage(folder) is None
+        if is_whole and self.manifest(step)["tensors"].keys() == state.keys():
+            return False
         # What a killed writer left half-done; only the chief has others write, so nobody is at work there.
         for prefix in (WRITING, DELETING):
             for path in self._directory.glob(f"{prefix}*"):
