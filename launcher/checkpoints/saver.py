@@ -16,6 +16,7 @@ ON_ERROR = ("stop", "continue")
 _logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass
 class Saver:
     """Saves the states of a run while it goes on, and knows at once which of them is the best.
 
@@ -28,38 +29,29 @@ class Saver:
         on_error: What a checkpoint that cannot be written means: "stop" raises, "continue" tells `warn` and goes on
             until `finish`.
         warn: Takes one message for people; called in the caller's thread.
-        best: What the run has to beat.
+        best: What the run has to beat; then the best so far, also while its checkpoint is still being written, and
+            forgotten when it cannot be.
         may_write: Called by `check`; raises when this run must not write any more.
         saved: Takes the step of each checkpoint that is whole; called in the caller's thread.
         writers: The workers that each write their own parts of a state, all of which call `save` after the same steps;
             None where the chief writes all.
     """
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        *,
-        asynchronous: bool = True,
-        on_error: str = "stop",
-        warn: Callable[[str], None] = _logger.warning,
-        best: Best | None = None,
-        may_write: Callable[[], None] = lambda: None,
-        saved: Callable[[int], None] = lambda step: None,
-        writers: Writers | None = None,
-    ):
-        self._store, self._asynchronous = store, asynchronous
-        self._goes_on = on_error == "continue"
-        self._warn, self._may_write, self._saved = warn, may_write, saved
-        self._best = self._best_on_disk = best
+    store: CheckpointStore
+    _: dataclasses.KW_ONLY
+    asynchronous: bool = True
+    on_error: str = "stop"
+    warn: Callable[[str], None] = _logger.warning
+    best: Best | None = None
+    may_write: Callable[[], None] = lambda: None
+    saved: Callable[[int], None] = lambda step: None
+    writers: Writers | None = None
+
+    def __post_init__(self) -> None:
+        self._best_on_disk = self.best
         self._write: _Write | None = None
         self._saved_step: int | None = None
         self._failed: CheckpointWriteError | None = None
-        self._writers = writers
-
-    @property
-    def best(self) -> Best | None:
-        """The best so far, also while its checkpoint is still being written; forgotten when it cannot be."""
-        return self._best
 
     def save(
         self,
@@ -81,23 +73,23 @@ class Saver:
         Raises:
             CheckpointWriteError: This or the write before failed, and failures stop the run.
         """
-        writers, is_chief = self._writers, self._store.is_chief
+        writers, is_chief = self.writers, self.store.is_chief
         if not is_chief and writers is None:
-            self._best = best or self._best
+            self.best = best or self.best
             return
         self._settle()
         is_new = step != self._saved_step or best is not None
         if writers is None and not is_new:
             return
-        self._best = best or self._best
+        self.best = best or self.best
         state = snapshot()
         # Where the chief has made room, all write.
-        if writers is not None and not writers.any(is_chief and is_new and self._store.make_room(step, state)):
+        if writers is not None and not writers.any(is_chief and is_new and self.store.make_room(step, state)):
             if not (is_chief and is_new):
                 return
             writers = None
-        self._write = _Write(self._store, step, state, metrics or {}, best, writers)
-        if self._asynchronous:
+        self._write = _Write(self.store, step, state, metrics or {}, best, writers)
+        if self.asynchronous:
             self._write.start()
         else:
             self._write.run()
@@ -105,7 +97,7 @@ class Saver:
 
     def check(self) -> None:
         """Returns at once; raises where a write has failed meanwhile and that stops the run, or as `may_write`."""
-        self._may_write()
+        self.may_write()
         if self._write is not None and not self._write.is_alive():
             self._settle()
 
@@ -119,8 +111,8 @@ class Saver:
         """Waits for the write under way, for when another error ends the run; its own failure is a warning then."""
         if self._write is None:
             return
-        if self._writers is not None:
-            self._writers.given_up.set()
+        if self.writers is not None:
+            self.writers.given_up.set()
         self._write.wait()
         if self._write.error is not None:
             _logger.warning("%s", self._write.error)
@@ -135,16 +127,16 @@ class Saver:
         self._write = None
         if write.saved:
             self._saved_step = write.step
-            if self._store.is_chief:
-                self._saved(write.step)
+            if self.store.is_chief:
+                self.saved(write.step)
         self._failed = write.error if isinstance(write.error, CheckpointWriteError) else None
         if write.error is None:
             self._best_on_disk = write.best or self._best_on_disk
             return
-        self._best = self._best_on_disk
-        if self._failed is None or not self._goes_on:
+        self.best = self._best_on_disk
+        if self._failed is None or self.on_error == "stop":
             raise write.error
-        self._warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
+        self.warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
 
 
 @dataclasses.dataclass(eq=False, repr=False)

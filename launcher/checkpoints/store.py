@@ -38,6 +38,7 @@ class Best:
     value: float
 
 
+@dataclasses.dataclass
 class CheckpointStore:
     """The checkpoints of one run, in one directory that every worker can read and the chief writes.
 
@@ -45,28 +46,24 @@ class CheckpointStore:
         directory: Where checkpoints live; made by the first save. A local or mounted path: a bucket has no rename.
         keep: How many of the newest whole checkpoints to keep; the best one is kept besides.
         keep_every_hours: Keep besides, for ever, checkpoints written at least so many hours apart; 0 for none.
-        is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once. Kept as an attribute.
-        run: What is compared when the run goes on, by name; recorded in every manifest. Kept as an attribute.
+        is_chief: Whether this process writes. Elsewhere `save` and `mark_best` return at once.
+        run: What is compared when the run goes on, by name; recorded in every manifest.
         scaling: What the state of the loss scale belongs to, see `launcher.step.precision`; recorded in every manifest.
         before_write: Called before anything is written and before a checkpoint is committed; an error it raises stops
-            that. Kept as an attribute.
+            that.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        *,
-        keep: int = 3,
-        keep_every_hours: float = 0,
-        is_chief: bool = True,
-        run: Mapping[str, Any] | None = None,
-        scaling: Mapping[str, Any] | None = None,
-        before_write: Callable[[], None] = lambda: None,
-    ):
-        self._directory = Path(directory)
-        self._keep, self._keep_every_hours = keep, keep_every_hours
-        self.is_chief, self.before_write = is_chief, before_write
-        self.run, self._scaling = dict(run or {}), scaling
+    directory: str
+    _: dataclasses.KW_ONLY
+    keep: int = 3
+    keep_every_hours: float = 0
+    is_chief: bool = True
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scaling: Mapping[str, Any] | None = None
+    before_write: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._directory = Path(self.directory)
         self._whole: dict[int, bool] = {}  # What retention knows, so that it reads each old checkpoint once.
 
     def save(
@@ -94,7 +91,7 @@ class CheckpointStore:
             state,
             metrics or {},
             self.run,
-            self._scaling,
+            self.scaling,
             self.before_write,
             writers or Writers(),
         )
@@ -357,9 +354,9 @@ class CheckpointStore:
         except CheckpointReadError as error:
             _logger.warning("No old checkpoint is deleted for now, because the best one is not known: %s", error)
             return
-        newest = itertools.islice(filter(self._is_whole, reversed(steps)), self._keep)
-        times = {step: self.manifest(step)["time"] for step in steps} if self._keep_every_hours else {}
-        kept = {*newest, *spaced(times, self._keep_every_hours), best.step if best else -1}
+        newest = itertools.islice(filter(self._is_whole, reversed(steps)), self.keep)
+        times = {step: self.manifest(step)["time"] for step in steps} if self.keep_every_hours else {}
+        kept = {*newest, *spaced(times, self.keep_every_hours), best.step if best else -1}
         for step in steps:
             if step in kept or not self._is_whole(step):
                 continue

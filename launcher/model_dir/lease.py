@@ -19,6 +19,7 @@ Imports no TensorFlow: the supervisor holds leases, too.
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import tempfile
@@ -62,36 +63,37 @@ def _here(work: Callable[[], Any]) -> Any:
     return work()
 
 
+@dataclasses.dataclass
 class Lease:
-    """A lease that is held, or shared with the supervisor that holds it; see `held`."""
+    """A lease that is held, or shared with the supervisor that holds it; see `held`.
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        holder: Holder | None = None,
-        descriptor: int | None = None,
-        made: tuple[Path, ...] = (),
-        isolate: Isolate = _here,
-    ):
-        self._path, self._holder, self._descriptor = path, holder, descriptor
-        self._made, self._isolate = made, isolate
+    Attributes:
+      path: of its file; None where there is nothing to hold.
+      holder, descriptor: who holds it, and its open file where this process does.
+      made: folders that were made for it.
+      isolate: see `held`.
+    """
+
+    path: Path | None = None
+    holder: Holder | None = None
+    descriptor: int | None = None
+    made: tuple[Path, ...] = ()
+    isolate: Isolate = _here
+
+    def __post_init__(self) -> None:
         self._lost: LeaseLostError | None = None
         self._seen = lease_file.clock()
         self._is_looking = False
         self._asked, self._answered, self._over = threading.Event(), threading.Event(), threading.Event()
         # A daemon, and with `verify` all that touches the file: a file system that hangs, hangs nothing else.
         self._beats = threading.Thread(target=self._beat, name="lease", daemon=True)
-        if path is not None:
+        if self.path is not None:
             self._beats.start()
 
     @property
     def is_lost(self) -> bool:
         """Whether another run was seen to have taken the lease over, or may have."""
         return self._lost is not None
-
-    def keeps(self, descriptor: int) -> bool:
-        """Whether the lease is held by this open file."""
-        return self._descriptor == descriptor
 
     def check(self) -> None:
         """Raises LeaseLostError where another run has taken the lease over.
@@ -105,15 +107,15 @@ class Lease:
 
     def verify(self) -> None:
         """Reads the lease now, and raises as `check`: for who is about to write to the same file system anyway."""
-        if self._path is not None:
+        if self.path is not None:
             with contextlib.suppress(OSError):
-                self._look(self._path)
+                self._look(self.path)
         if self._lost:
             raise self._lost
 
     def ask(self) -> bool:
         """Has the lease's own thread read it, waits for that for two seconds, and returns whether it was lost."""
-        if self._path is not None:
+        if self.path is not None:
             self._answered.clear()
             self._asked.set()
             self._answered.wait(_PATIENCE_SECONDS)
@@ -123,35 +125,35 @@ class Lease:
         """Lets go of the lease, and of folders that were made for it and are empty; waits two seconds at most."""
         self._over.set()
         self._asked.set()
-        if self._path is not None:
+        if self.path is not None:
             self._beats.join(_PATIENCE_SECONDS)
 
     def _beat(self) -> None:
-        path = self._path
+        path = self.path
         assert path is not None
         while not self._over.is_set():
             self._asked.wait(_BEAT_SECONDS)
             self._asked.clear()
             self._is_looking = True
             with contextlib.suppress(OSError):
-                self._look(path, beats=self._descriptor is not None)
+                self._look(path, beats=self.descriptor is not None)
             self._is_looking = False
             self._answered.set()
-        if self._descriptor is not None:
+        if self.descriptor is not None:
             with contextlib.suppress(OSError):
                 self._look(path)
                 if not self._lost:
-                    self._isolate(lambda: lease_file.remove(path, self._made))
-            lease_file.close(self._descriptor)
+                    self.isolate(lambda: lease_file.remove(path, self.made))
+            lease_file.close(self.descriptor)
 
     def _look(self, path: Path, *, beats: bool = False) -> None:
         """Sees who holds the lease, and gives a heartbeat if that is this run; OSError where nothing can be known."""
-        mine = self._holder
+        mine = self.holder
         assert mine is not None
-        answer = self._isolate(lambda: lease_file.seen_at(path, mine if beats else None))
+        answer = self.isolate(lambda: lease_file.seen_at(path, mine if beats else None))
         if isinstance(answer, dict):
             holder = Holder(**answer)
-            if holder == mine or (self._descriptor is None and holder.job == mine.job):
+            if holder == mine or (self.descriptor is None and holder.job == mine.job):
                 self._seen = lease_file.clock()
                 return
             self._lost = LeaseLostError(
@@ -175,7 +177,7 @@ class Lease:
 
     def _mend(self, path: Path, mine: Holder) -> bool:
         """Writes the file again that somebody has removed or damaged; whether no other run was faster."""
-        held = self._descriptor
+        held = self.descriptor
         assert held is not None
         if lease_file.is_at(held, path):
             lease_file.put(held, mine)
@@ -185,7 +187,7 @@ class Lease:
             if lease_file.lock(descriptor) is False or lease_file.read(descriptor) not in (None, mine):
                 return False
             lease_file.put(descriptor, mine)
-            self._descriptor, descriptor = descriptor, held
+            self.descriptor, descriptor = descriptor, held
             return True
         finally:
             lease_file.close(descriptor)
@@ -240,7 +242,7 @@ def _acquire(
                 try:
                     lease = _take(descriptor, path, joins, supervises, made, say, isolate)
                 finally:
-                    if lease is None or not lease.keeps(descriptor):
+                    if lease is None or lease.descriptor != descriptor:
                         lease_file.close(descriptor)
                 if lease is not None:
                     return lease

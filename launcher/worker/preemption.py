@@ -15,6 +15,7 @@ and from its supervisor, which passes it on. That is one request.
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import re
 import signal
@@ -39,6 +40,7 @@ notices = {signal.SIGALRM, *(getattr(signal, f"SIG{name}") for name in NOTICES.s
 _ends_with_run = False  # whether what ends a run may end this process: it is no notebook's, and no program's own
 
 
+@dataclasses.dataclass
 class StopRequest:
     """Remembers the first SIGTERM or SIGINT, from the moment it comes.
 
@@ -53,10 +55,10 @@ class StopRequest:
       told: called once, in that thread, when the request has come.
     """
 
-    def __init__(
-        self, unanswered: Callable[[float], str | None] = lambda seconds: None, told: Callable[[], None] = lambda: None
-    ) -> None:
-        self._unanswered, self._told = unanswered, told
+    unanswered: Callable[[float], str | None] = lambda seconds: None
+    told: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._signal: int | None = None
         self._heard_at = 0.0
         self._noticed = False
@@ -117,10 +119,10 @@ class StopRequest:
         threading.Thread(target=self._answer, name="request to stop", daemon=True).start()
 
     def _answer(self) -> None:
-        self._told()
+        self.told()
         began = time.monotonic()
         try:
-            while (why := self._unanswered(time.monotonic() - began)) is None:
+            while (why := self.unanswered(time.monotonic() - began)) is None:
                 if self._answered.wait(_TURN_SECONDS):
                     return
         except LauncherError as error:

@@ -1,6 +1,7 @@
 """Actions: what a run does at its events beside training, which the Controller tells, and knows no more of."""
 
 import contextlib
+import dataclasses
 import enum
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -98,85 +99,85 @@ class Calls(Action):
         vars(self).update(functions)
 
 
+@dataclasses.dataclass
 class RecordAttempt(Action):
     """Keeps in attempts.jsonl how far this attempt is, for the reckoning of where the time of all attempts went."""
 
-    def __init__(self, file: AttemptsFile):
-        self._file = file
-        self._first_step = 0
+    file: AttemptsFile
+    first_step: int = 0
 
     def begins(self, phase: str, step: int) -> None:
         if phase == "compile":
-            self._first_step = step + 1
+            self.first_step = step + 1
         # From here the next attempt goes on, if this one comes to no further checkpoint.
         if phase == "checkpoint":
-            self._file.at(step)
+            self.file.at(step)
 
     def after_first_step(self) -> None:
-        self._file.at(self._first_step)
+        self.file.at(self.first_step)
 
     def on_log(self, row: Row) -> None:
-        self._file.at(row["step"], often=True)
+        self.file.at(row["step"], often=True)
 
     def on_evaluation(self, row: Row) -> None:
-        self._file.at(row["step"])
+        self.file.at(row["step"])
 
 
+@dataclasses.dataclass
 class MeasureFlops(Action):
     """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
     Of what is computed again, the FLOP/s have all, the MFU nothing. `peak`: 16-bit FLOP/s of one replica's device.
     """
 
-    def __init__(self, trainer: Trainer, peak: float | None):
-        self._trainer = trainer
-        self._peak = peak
-        self._of_step: Flops | None = None
+    trainer: Trainer
+    peak: float | None
+    of_step: Flops | None = None
 
     def after_first_step(self) -> None:
-        self._of_step = self._trainer.matrix_flops()
+        self.of_step = self.trainer.matrix_flops()
 
     def before_log(self, row: Row) -> None:
-        if self._of_step is None or "examples_per_second" not in row:
+        if self.of_step is None or "examples_per_second" not in row:
             return
-        steps_per_second = row["examples_per_second"] / self._trainer.config.global_batch_size
-        replicas = self._trainer.num_replicas
-        row["flops_per_second"] = self._of_step.hardware * replicas * steps_per_second
-        if self._peak is not None:
-            row["mfu"] = self._of_step.model * steps_per_second / self._peak
+        steps_per_second = row["examples_per_second"] / self.trainer.config.global_batch_size
+        replicas = self.trainer.num_replicas
+        row["flops_per_second"] = self.of_step.hardware * replicas * steps_per_second
+        if self.peak is not None:
+            row["mfu"] = self.of_step.model * steps_per_second / self.peak
 
 
+@dataclasses.dataclass
 class SampleGradients(Action):
     """Samples gradients at the watch's cadence and reports what was seen."""
 
-    def __init__(self, watch: Watch, reporter: Reporter):
-        self._watch = watch
-        self._reporter = reporter
-        self._sampled = False
+    watch: Watch
+    reporter: Reporter
+    sampled: bool = False
 
     def steps_until_due(self, step: int) -> int | None:
-        return self._watch.steps_until_due(step)
+        return self.watch.steps_until_due(step)
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        if not self._watch.is_due(step):
+        if not self.watch.is_due(step):
             return
         # The first sample is traced and compiled, which takes as long as it takes.
-        with phase("train" if self._sampled else "compile"):
-            sample = self._watch.sample()
-        self._sampled = True
-        self._reporter.precision({"step": step, **sample.event}, sample.exponents)
+        with phase("train" if self.sampled else "compile"):
+            sample = self.watch.sample()
+        self.sampled = True
+        self.reporter.precision({"step": step, **sample.event}, sample.exponents)
 
 
+@dataclasses.dataclass
 class SaveConfig(Action):
     """Writes config.gin, with all that was used of it, once it has been used."""
 
-    def __init__(self, model_dir: str, note: Callable[[str], None]):
-        self._model_dir = model_dir
-        self._note = note
+    model_dir: str
+    note: Callable[[str], None]
 
     def after_first_step(self) -> None:
         try:
             text = f"# What this run was configured with.\n\n{gin_used.operative_config()}"
-            strict_json.replace_file(Path(self._model_dir, run_folder.CONFIG), text)
+            strict_json.replace_file(Path(self.model_dir, run_folder.CONFIG), text)
         except OSError as error:
-            self._note(f"Could not write config.gin: {error.strerror or error}. Training goes on without.")
+            self.note(f"Could not write config.gin: {error.strerror or error}. Training goes on without.")
