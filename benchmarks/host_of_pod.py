@@ -87,8 +87,8 @@ def main() -> None:
         path.rename(path.with_name(path.name.replace("part-1", "state")))
     for name, one in of_process.items():
         if isinstance(one, Part):
-            about = {"shape": one.shape, "dtype": one.array.dtype.name}
-            np.testing.assert_array_equal(StoredArray(room, name, about)(one.where), one.array)
+            stored = StoredArray(room, name, one.shape, one.array.dtype.name)
+            np.testing.assert_array_equal(stored(one.where), one.array)
     tell("read")
     shutil.rmtree(args.folder)
 

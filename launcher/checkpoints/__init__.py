@@ -9,7 +9,7 @@ TensorFlow is imported when tensors are written or read, so whoever only asks fo
 
 from launcher.checkpoints.bundle import Writers
 from launcher.checkpoints.errors import CheckpointReadError, CheckpointWriteError, NoWholeCheckpointError
-from launcher.checkpoints.manifest import DATA, HOST, PROGRAM, find_damage
+from launcher.checkpoints.manifest import DATA, HOST, PROGRAM, array_of, find_damage, record_of
 from launcher.checkpoints.saver import Saver
 from launcher.checkpoints.store import Best, CheckpointStore
 
@@ -24,5 +24,7 @@ __all__ = [
     "NoWholeCheckpointError",
     "Saver",
     "Writers",
+    "array_of",
     "find_damage",
+    "record_of",
 ]

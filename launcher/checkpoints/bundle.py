@@ -166,15 +166,14 @@ def _merged(folder: Path, writers: Writers, own: dict[str, dict[str, Any]]) -> d
     return {**files, **_durable([folder / f"{STATE}.index"])}
 
 
+@dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """An array of a checkpoint, of which is read what is asked for; a source, see `array_parts`.
+    """An array of a checkpoint, of which is read what is asked for; a source, see `array_parts`."""
 
-    Attributes: shape, dtype (NumPy's name).
-    """
-
-    def __init__(self, folder: Path, name: str, about: Mapping[str, Any]):
-        self._folder, self._name = folder, name
-        self.shape, self.dtype = tuple(about["shape"]), about["dtype"]
+    folder: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # NumPy's name
 
     def __call__(self, where: Range | None) -> np.ndarray:
         """Raises CheckpointReadError."""
@@ -184,13 +183,13 @@ class StoredArray:
         try:
             with tf.device(None), tf.device("CPU:0"):
                 (tensor,) = tf.raw_ops.RestoreV2(
-                    prefix=str(self._folder / STATE),
-                    tensor_names=[self._name],
+                    prefix=str(self.folder / STATE),
+                    tensor_names=[self.name],
                     shape_and_slices=[wanted],
                     dtypes=[tf.dtypes.as_dtype(self.dtype)],
                 )
         except tf.errors.OpError as error:
-            raise CheckpointReadError(f"The checkpoint {self._folder} cannot be read: {error.message}") from error
+            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {error.message}") from error
         return tensor.numpy()
 
     def astype(self, dtype: str) -> Source:

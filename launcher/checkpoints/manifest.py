@@ -31,6 +31,16 @@ _CHUNK_BYTES = 4 * 2**20
 _MISSING = (FileNotFoundError, NotADirectoryError)
 
 
+def array_of(record: Any) -> np.ndarray:
+    """A record as the bytes of its JSON, uint8: how a checkpoint holds state that is no variable's."""
+    return np.frombuffer(json.dumps(record).encode(), np.uint8)
+
+
+def record_of(array: np.ndarray) -> Any:
+    """The record that such bytes hold."""
+    return json.loads(array.tobytes())
+
+
 class Damage(Exception):
     """Damage of a checkpoint folder, as one clause."""
 

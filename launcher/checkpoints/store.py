@@ -278,8 +278,12 @@ class CheckpointStore:
 
     def stored(self, step: int, wanted: Callable[[str], bool]) -> dict[str, StoredArray]:
         """The same arrays, each read when it is due, or a stretch of it."""
-        tensors = self.manifest(step)["tensors"]
-        return {name: StoredArray(self._folder(step), name, tensors[name]) for name in tensors if wanted(name)}
+        folder, tensors = self._folder(step), self.manifest(step)["tensors"]
+        return {
+            name: StoredArray(folder, name, tuple(about["shape"]), about["dtype"])
+            for name, about in tensors.items()
+            if wanted(name)
+        }
 
     def manifest(self, step: int) -> dict[str, Any]:
         """Returns what is recorded of a checkpoint: step, time (Unix seconds), metrics, run, scaling, files, tensors.

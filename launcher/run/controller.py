@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints import HOST, Best, Saver
+from launcher.checkpoints import HOST, Best, Saver, array_of
 from launcher.errors import Preempted, TrainingError, UsageError, advice, notebook
 from launcher.machine.array_parts import Part
 from launcher.reporting.reporter import Reporter
@@ -363,7 +362,7 @@ class Controller:
         state = {f"{HOST}{name}": value for held in self._tell(Event.STATE) for name, value in held.items()}
         state |= {f"{HOST}{name}": value for name, value in self._input.state().items()}
         if ranges := self._trainer.left_out.ranges:
-            state[f"{HOST}{LEFT_OUT}"] = np.frombuffer(json.dumps(ranges).encode(), np.uint8)
+            state[f"{HOST}{LEFT_OUT}"] = array_of(ranges)
         return state
 
     def _finish_saving(self) -> None:

@@ -109,18 +109,14 @@ def decide(
     choices = settings(plan)
     plan, setting = _enough_for_all(plan, next(filter(fits, choices), None))
     if setting is None:
-        raise _nothing_fits(plan, choices[-1])
+        what = "even with train.rematerialize = True, the step does not fit"
+        more = "; bind train.microbatches = 'auto'"
+        if (count := choices[-1].microbatches) is not None:
+            with_it = " with train.rematerialize = True" * bool(choices[-1].rematerialize)
+            what, more = f"not even {count} microbatches of one example fit{with_it}", ""
+        size, devices = plan.recipe.global_batch_size, ", ".join(plan.strategy.devices)
+        raise UsageError(f"train.global_batch_size = {size}: {what} in the memory of {devices}{more}")
     return settled(plan, setting, choices[: choices.index(setting)], "ran out of memory")
-
-
-def _nothing_fits(plan: RunPlan, last: Setting) -> UsageError:
-    if last.microbatches is None:
-        what, more = "even with train.rematerialize = True, the step does not fit", "; bind train.microbatches = 'auto'"
-    else:
-        what, more = f"not even {last.microbatches} microbatches of one example fit", ""
-        what += " with train.rematerialize = True" if last.rematerialize else ""
-    size, devices = plan.recipe.global_batch_size, ", ".join(plan.strategy.devices)
-    return UsageError(f"train.global_batch_size = {size}: {what} in the memory of {devices}{more}")
 
 
 def _request(plan: RunPlan, setting: Setting, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, object]:

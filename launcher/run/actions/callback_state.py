@@ -19,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.checkpoints import array_of, record_of
+
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 _NOT_KEPT = ("params", "append_header")  # what this call says, and what CSVLogger reads off its file
 
@@ -71,10 +73,10 @@ def put(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
 def packed(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Records of plain values as the bytes of a NumPy archive: JSON text, and the arrays that it names."""
     arrays: list[np.ndarray] = []
-    text = json.dumps([{name: _plain(value, arrays) for name, value in record.items()} for record in records])
+    plain = [{name: _plain(value, arrays) for name, value in record.items()} for record in records]
     named = {str(index): array for index, array in enumerate(arrays)}
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, text=np.frombuffer(text.encode(), np.uint8), **named)
+    np.savez(file, allow_pickle=False, text=array_of(plain), **named)
     return np.frombuffer(file.getvalue(), np.uint8)
 
 
@@ -102,7 +104,7 @@ def unpacked(archive: np.ndarray) -> list[dict[str, Any]]:
                     return set(map(value_of, items))
             return plain
 
-        records = json.loads(file["text"].tobytes())
+        records = record_of(file["text"])
         return [{name: value_of(value) for name, value in record.items()} for record in records]
 
 

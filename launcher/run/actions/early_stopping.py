@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 
 import gin
 import numpy as np
 
+from launcher.checkpoints import array_of, record_of
 from launcher.config.bound_types import check_least
 from launcher.reporting.run_folder import LOW_IS_BEST
 from launcher.run.actions.base import Action, Row
@@ -56,7 +56,7 @@ class StopEarly(Action):
         # Of the last evaluation and of the best one; and how many there have been since that.
         self._step, self._best_step, self._best, self._worse = 0, 0, math.nan, 0
         if _STATE in state:
-            found = json.loads(state[_STATE].tobytes())
+            found = record_of(state[_STATE])
             if found.pop("metric") == self._metric:
                 self._step, self._best_step, self._best, self._worse = found.values()
 
@@ -85,5 +85,4 @@ class StopEarly(Action):
 
     def state(self) -> dict[str, np.ndarray]:
         seen = {"step": self._step, "best_step": self._best_step, "best": self._best, "worse": self._worse}
-        record = json.dumps({"metric": self._metric, **seen})
-        return {_STATE: np.frombuffer(record.encode(), np.uint8)}
+        return {_STATE: array_of({"metric": self._metric, **seen})}

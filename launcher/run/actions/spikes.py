@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from launcher.checkpoints import array_of, record_of
 from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.errors import TrainingError
 from launcher.reporting.reporter import Reporter
@@ -113,7 +113,7 @@ class SpikeDetector(Action):
         self._error: Exception | None = None
         self.goes_back = rule.action == "rewind"
         if _STATE in start.host:
-            values, self._limits, self._count, self._in_spike = json.loads(start.host[_STATE].tobytes())
+            values, self._limits, self._count, self._in_spike = record_of(start.host[_STATE])
             for mine, values_before in zip(self._values, values, strict=True):
                 mine.extend(values_before)
 
@@ -135,8 +135,7 @@ class SpikeDetector(Action):
         return self._error
 
     def state(self) -> dict[str, np.ndarray]:
-        record = [*map(list, self._values)], self._limits, self._count, self._in_spike
-        return {_STATE: np.frombuffer(json.dumps(record).encode(), np.uint8)}
+        return {_STATE: array_of([[*map(list, self._values)], self._limits, self._count, self._in_spike])}
 
     def summary(self) -> dict[str, Any]:
         """For summary.json: "spikes", how many there were on the way to the last step, and all rewinds."""

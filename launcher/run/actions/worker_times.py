@@ -82,16 +82,13 @@ class StragglerDetector:
         is_slow = totals[rank] > max(_SLOW_RATIO * others, others + _SLOW_SECONDS)
         self._slowest.append(rank if is_slow else None)
         self._times.append(times)
-        self._judge(rank, step)
-        return {"slowest_worker": rank, "slowest_worker_ratio": float(totals[rank]) / max(others, 1e-9)}
-
-    def _judge(self, rank: int, step: int) -> None:
         if self.slow is not None and self._slowest.count(self.slow) <= _WELL_WINDOWS:
             self._note(f"worker {self.slow} is no longer slower than the others, at step {step}")
             self.slow = None
         if self.slow != rank and self._slowest.count(rank) >= _SLOW_WINDOWS:
             self.slow = rank
             self._note(self._told(rank, step))
+        return {"slowest_worker": rank, "slowest_worker_ratio": float(totals[rank]) / max(others, 1e-9)}
 
     def _told(self, rank: int, step: int) -> str:
         means = np.mean(self._times, axis=0)

@@ -7,13 +7,14 @@ added.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from launcher.checkpoints import array_of, record_of
 
 CHUNK_BYTES = 16 * 2**20
 _WORD_BYTES = 4
@@ -40,13 +41,13 @@ class FromChief:
         """
         specs = {name: (np.shape(array), array.dtype.name) for name, array in (arrays or {}).items()}
         parts = [np.ascontiguousarray(array).reshape(-1) for array in (arrays or {}).values()]
-        text = np.frombuffer(json.dumps([record, specs]).encode(), np.uint8)
+        text = array_of([record, specs])
         size = np.array([text.nbytes], np.int64)
         self._send([size])
         if not self.is_chief:
             text = np.zeros(size[0], np.uint8)
         self._send([text])
-        shared, specs = json.loads(text.tobytes())
+        shared, specs = record_of(text)
         if not self.is_chief:
             parts = [
                 np.zeros(math.prod(shape), tf.dtypes.as_dtype(dtype).as_numpy_dtype) for shape, dtype in specs.values()

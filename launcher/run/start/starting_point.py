@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import DATA, HOST, Best, CheckpointStore
+from launcher.checkpoints import DATA, HOST, Best, CheckpointStore, record_of
 from launcher.data.order import ALL_IN
 from launcher.errors import LauncherError, UsageError
 from launcher.run.start import start_weights
@@ -89,7 +88,7 @@ def restore(
     read = functools.partial(_read, store, trainer, start_from)
     start, state = _shared(FromChief(trainer.strategy, is_chief=store.is_chief), read) if from_chief else read()
     trainer.state.restore(state)
-    before = ALL_IN.with_ranges(json.loads(start.host[LEFT_OUT].tobytes()) if LEFT_OUT in start.host else ())
+    before = ALL_IN.with_ranges(record_of(start.host[LEFT_OUT]) if LEFT_OUT in start.host else ())
     trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *(rewind["left_out"] for rewind in start.rewinds)])
     trainer.workers.check_agreement(trainer.step, trainer.left_out)
     step = start.step or 0
