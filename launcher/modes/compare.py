@@ -4,7 +4,7 @@ import os
 
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.modes import CompareRequest
-from launcher.reporting import comparison, run_folder
+from launcher.reporting import comparison, report, run_folder
 from launcher.reporting.console import make_console, show_table
 
 
@@ -15,12 +15,9 @@ def run(request: CompareRequest) -> int:
     folders = [run_folder.read_run(path, f"--mode=compare: {path}") for path in request.run]
     compared = comparison.ComparedRuns.of(folders)
     show_table(compared.rows(), make_console(total_steps=1))  # the page has all
-    target = os.path.join(request.model_dir or ".", comparison.FILE_NAME)
+    folder = request.model_dir or "."
     if request.dry_run:
-        print(f"would write {target}")
-        return EXIT_DONE
-    try:
-        print(f"written: {compared.write(request.model_dir or '.')}")
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror or error}; choose another --model_dir") from None
+        print(f"would write {os.path.join(folder, comparison.FILE_NAME)}")
+    else:
+        print(f"written: {report.write_result(folder, comparison.FILE_NAME, compared.page())}")
     return EXIT_DONE

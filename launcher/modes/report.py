@@ -11,12 +11,9 @@ def run(request: Request) -> int:
     """Writes the page and prints where it is."""
     if request.model_dir is None and not request.gin_file:
         raise UsageError("--mode=report: say of which folder, such as --model_dir=runs/resnet_cpu")
-    run_folder.read_run(request.run_dir, f"--model_dir={request.run_dir}")
+    folder = run_folder.read_run(request.run_dir, f"--model_dir={request.run_dir}")
     if request.dry_run:
         print(f"would write {os.path.join(request.run_dir, report.FILE_NAME)}")
-        return EXIT_DONE
-    try:
-        print(f"written: {report.write_report(request.run_dir)}")
-    except OSError as error:
-        raise UsageError(f"{report.FILE_NAME} cannot be written to {request.run_dir}: {error.strerror}") from None
+    else:
+        print(f"written: {report.write_result(folder.path, report.FILE_NAME, report.make_page(folder))}")
     return EXIT_DONE

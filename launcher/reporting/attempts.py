@@ -12,15 +12,13 @@ Imports no TensorFlow: the supervisor writes here, too.
 
 import contextlib
 import dataclasses
-import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
-from launcher.machine import regular_file
 from launcher.reporting import strict_json
 
 FILE_NAME = "attempts.jsonl"
@@ -266,17 +264,11 @@ def _attempts(model_dir: str) -> list[_Attempt]:
     return list(found.values())
 
 
-def _lines(model_dir: str) -> Iterator[dict[str, Any]]:
+def _lines(model_dir: str) -> list[dict[str, Any]]:
     """What stands in the lines that are whole: objects that say what they are."""
-    try:
-        lines = regular_file.read(Path(model_dir, FILE_NAME)).splitlines()
-    except (OSError, regular_file.UnfitError):
-        return
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            record = json.loads(line)
-            if isinstance(record, dict) and "is" in record:
-                yield record
+    with contextlib.suppress(OSError):
+        return [record for record in strict_json.read_lines(Path(model_dir, FILE_NAME)) if "is" in record]
+    return []
 
 
 def _is_whole(record: Any) -> bool:

@@ -8,10 +8,9 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import launcher
-from launcher.reporting import curves, page, strict_json
+from launcher.reporting import curves, page
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RunFolder
 
@@ -81,14 +80,8 @@ class ComparedRuns:
         names = [label + " (best)" * marked for label, marked in zip(self.labels, of_best, strict=True)]
         return [["run", *columns], *zip(names, *columns.values(), strict=True)]
 
-    def write(self, folder: str) -> Path:
-        """Writes FOLDER/compare.html, atomically, and returns its path; OSError where it cannot be written."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        strict_json.replace_file(target / FILE_NAME, self.page())
-        return target / FILE_NAME
-
     def page(self) -> str:
+        """What compare.html holds."""
         charts = curves.of_runs(self.folders, self.labels)
         differences = self.differences()
         told = page.grid([["", *self.labels], *([name, *cells] for name, cells in differences.items())])

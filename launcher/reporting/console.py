@@ -11,8 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import launcher
 from launcher.errors import notebook
@@ -24,20 +23,6 @@ _TICK_SECONDS, _MOVE_SECONDS = 1.0, 0.2
 _PATIENCE_SECONDS = 5.0  # Until a log is told that something takes long.
 _AGAIN_SECONDS = 30.0  # Until it is told how far that is.
 _BAR = 20
-
-
-class Console(Protocol):
-    """Shows a run to a person."""
-
-    def plan(self, lines: Mapping[str, str]) -> None: ...
-    def waiting(self, text: object) -> AbstractContextManager[None]: ...
-    def progress(self, step: int) -> None: ...
-    def train(self, event: Mapping[str, Any]) -> None: ...
-    def evaluation(self, event: Mapping[str, Any]) -> None: ...
-    def epoch(self, event: Mapping[str, Any]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
-    def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None: ...
 
 
 class Silence(io.TextIOBase, TextIO):
@@ -53,7 +38,7 @@ def make_console(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
     epochs: panels.Epochs | None = None,
-) -> Console:
+) -> "Console":
     """Returns the console that fits the stream, by default standard output: live on a terminal, else plain lines.
 
     In a notebook's kernel, standard output is that of a cell. Where a run is told by its epochs, plain lines between
@@ -61,9 +46,9 @@ def make_console(
     """
     in_notebook = stream is None and notebook.shell() is not None
     stream = sys.stdout if stream is None else stream
-    make = NotebookConsole if in_notebook else LiveConsole if is_terminal(stream) else PlainConsole
+    make = NotebookConsole if in_notebook else LiveConsole if is_terminal(stream) else Console
     if epochs is not None and epochs.verbose > 1:
-        make = PlainConsole
+        make = Console
     return make(stream, panels.ProgressText(total_steps, clock, epochs))
 
 
@@ -113,8 +98,8 @@ def _ticking(tick: Callable[[float], None], every: float) -> Iterator[None]:
         thread.join()
 
 
-class PlainConsole:
-    """One line an event, without colours or cursor movements: for logs, pipes and files."""
+class Console:
+    """Shows a run to a person: one line an event, without colours or cursor movements, for logs, pipes and files."""
 
     def __init__(self, stream: TextIO, progress: panels.ProgressText):
         self._stream = stream
@@ -122,7 +107,7 @@ class PlainConsole:
         self._said_at = time.monotonic()
 
     def plan(self, lines: Mapping[str, str]) -> None:
-        self._rows([row for group in panels.plan_groups(lines) for row in group])
+        self._rows(panels.plan_groups(lines), f"launcher {launcher.__version__}")
 
     @contextlib.contextmanager
     def waiting(self, text: object) -> Iterator[None]:
@@ -133,14 +118,14 @@ class PlainConsole:
             nonlocal seconds, said
             if not seconds or since - said > _AGAIN_SECONDS:
                 said = since
-                _print(self._stream, f"{text} …{f' {clock(since)}' if since > _AGAIN_SECONDS else ''}")
+                self._print(f"{text} …{f' {clock(since)}' if since > _AGAIN_SECONDS else ''}")
             seconds = since
 
         started = time.monotonic()
         with _ticking(tick, _PATIENCE_SECONDS):
             yield
         if seconds:
-            _print(self._stream, f"{text}: took {clock(time.monotonic() - started)}")
+            self._print(f"{text}: took {clock(time.monotonic() - started)}")
 
     def progress(self, step: int) -> None:
         pass
@@ -152,25 +137,30 @@ class PlainConsole:
             self.note(text)
 
     def epoch(self, event: Mapping[str, Any]) -> None:
-        self.note(self._progress.text(event))
+        self.note(self._progress.text(event), "bold")
 
     def evaluation(self, event: Mapping[str, Any]) -> None:
-        _print(self._stream, panels.evaluation_text(event))
+        self._print(panels.evaluation_text(event), "bold")
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, style: str = "yellow") -> None:
         self._said_at = time.monotonic()
-        _print(self._stream, text)
+        self._print(text, style)
 
     def close(self) -> None:
         pass
 
     def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None:
-        self._rows(rows)
+        self._rows([rows], "done" if rows[0][0] == "completed" else rows[0][0])
         for line in panels.command_lines(commands):
-            _print(self._stream, line)
+            self._print(line, "" if line.startswith(" ") else "bold")
 
-    def _rows(self, rows: panels.Rows) -> None:
-        _print(self._stream, "\n".join(columns(rows)))
+    def _print(self, text: str, style: str = "") -> None:
+        encoding = self._stream.encoding or "utf-8"  # A character the terminal lacks must not end a training.
+        line = text.encode(encoding, "replace").decode(encoding)
+        _on_stream(self._stream, lambda: print(line, file=self._stream, flush=True))
+
+    def _rows(self, groups: Sequence[panels.Rows], title: str) -> None:
+        self._print("\n".join(columns([row for group in groups for row in group])))
 
 
 class CellLine:
@@ -202,7 +192,7 @@ class CellLine:
         self._shown_at, self._waits = time.monotonic(), None
 
 
-class NotebookConsole(PlainConsole):
+class NotebookConsole(Console):
     """In the output of a notebook's cell: one progress line, which is changed in place, and plain lines around it."""
 
     def __init__(self, stream: TextIO, progress: panels.ProgressText):
@@ -231,23 +221,18 @@ class NotebookConsole(PlainConsole):
         self._line.flush()
 
 
-class LiveConsole:
+class LiveConsole(Console):
     """One progress line that stays at the bottom of the terminal; notes and evaluations scroll above it.
 
     The line moves with the steps. A thread of its own moves it only while there is something to wait for.
     """
 
     def __init__(self, stream: TextIO, progress: panels.ProgressText):
-        self._stream = stream
+        super().__init__(stream, progress)
         self._console = rich_console(stream)
-        self._progress = progress
         self._live: Any = None
         self._event: Mapping[str, Any] = {}
         self._moved_at = 0.0
-
-    def plan(self, lines: Mapping[str, str]) -> None:
-        groups = panels.plan_groups(lines)
-        self._panel([row for group in groups for row in (*group, ("", ""))][:-1], f"launcher {launcher.__version__}")
 
     @contextlib.contextmanager
     def waiting(self, text: object) -> Iterator[None]:
@@ -295,33 +280,19 @@ class LiveConsole:
         row.add_row(*cells)
         _on_stream(self._stream, lambda: self._live.update(row, refresh=True))
 
-    def evaluation(self, event: Mapping[str, Any]) -> None:
-        self._print(panels.evaluation_text(event), "bold")
-
-    def epoch(self, event: Mapping[str, Any]) -> None:
-        self._print(self._progress.text(event), "bold")
-
-    def note(self, text: str) -> None:
-        self._print(text, "yellow")
-
     def close(self) -> None:
         """Leaves the last progress line on the screen and gives the terminal back."""
         if self._live is not None:
             _on_stream(self._stream, self._live.stop)
             self._live = None
 
-    def closing(self, rows: panels.Rows, commands: Mapping[str, str]) -> None:
-        self._panel(rows, "done" if rows[0][0] == "completed" else rows[0][0])
-        # Outside the panel and on one line each, for people to copy.
-        for line in panels.command_lines(commands):
-            self._print(line, "" if line.startswith(" ") else "bold", soft_wrap=True)
-
-    def _print(self, text: str, style: str, *, soft_wrap: bool = False) -> None:
+    def _print(self, text: str, style: str = "") -> None:
         from rich.text import Text
 
-        _on_stream(self._stream, lambda: self._console.print(Text(text, style=style), soft_wrap=soft_wrap))
+        # As one line each, for people to copy.
+        _on_stream(self._stream, lambda: self._console.print(Text(text, style=style), soft_wrap=True))
 
-    def _panel(self, rows: panels.Rows, title: str) -> None:
+    def _rows(self, groups: Sequence[panels.Rows], title: str) -> None:
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
@@ -329,7 +300,7 @@ class LiveConsole:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in rows:
+        for name, value in [row for group in groups for row in (*group, ("", ""))][:-1]:
             table.add_row(Text(name, style="bold"), Text(value))
         panel = Panel(table, title=Text(title, style="bold"), title_align="left", expand=False)
         _on_stream(self._stream, lambda: self._console.print(panel))
@@ -370,17 +341,6 @@ def show_table(
         table.add_section()
         table.add_row(*(Text(cell, style=style(cell)) for cell in totals))
     rich_console(stream).print(table)
-
-
-def _print(stream: TextIO, text: str) -> None:
-    encoding = stream.encoding or "utf-8"  # A character the terminal lacks must not end a training.
-    line = text.encode(encoding, "replace").decode(encoding)
-
-    def write() -> None:
-        stream.write(f"{line}\n")
-        stream.flush()
-
-    _on_stream(stream, write)
 
 
 def _on_stream(stream: TextIO, write: Callable[[], object]) -> None:

@@ -2,8 +2,6 @@
 
 import collections
 import contextlib
-import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_RETRY, LauncherError
-from launcher.machine import regular_file
 from launcher.reporting import strict_json
 
 FILE_NAME = "metrics.jsonl"
@@ -31,8 +28,6 @@ LAST_FIELDS = (
 
 _MOST_WAITING = 10_000
 
-_logger = logging.getLogger(__name__)
-
 
 class MetricsWriteError(LauncherError):
     """metrics.jsonl cannot be written. Exit 75: make room, run the same command; the file is cut to the checkpoint.
@@ -49,9 +44,10 @@ class MetricsWriteError(LauncherError):
 
 
 class MetricsFile:
-    """Appends log events to DIR/metrics.jsonl; every event is one write, so a kill leaves at most half a last line.
+    """Appends log events to DIR/metrics.jsonl, each in one write.
 
-    An event that cannot be written is an error and waits, with up to 10,000 others, for the next call to try again.
+    So a kill leaves at most half a last line, which readers pass over and `truncate_after` takes away. An event that
+    cannot be written is an error and waits, with up to 10,000 others, for the next call to try again.
 
     Fields: step, split ("train", "eval", "precision" or "spike"), loss, the task's metrics, then learning_rate,
     loss_scale, skipped_steps, gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and
@@ -67,8 +63,7 @@ class MetricsFile:
     def __init__(self, model_dir: str, *, clock: Callable[[], float] = time.time):
         self._path = Path(model_dir, FILE_NAME)
         self._clock = clock
-        self._descriptor: int | None = None
-        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
+        self._waiting: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_WAITING)
 
     def truncate_after(self, step: int, *, evaluated: bool = True) -> int:
         """Drops events past `step` of an earlier attempt, that step's evaluation unless `evaluated`, and broken lines.
@@ -79,23 +74,23 @@ class MetricsFile:
         Raises:
             MetricsWriteError: The file cannot be rewritten; it is as it was.
         """
-        self.close()
         if not self._path.exists():
             return 0
         with _refusals_told(self._path):
             content = self._path.read_bytes()
             lines = content.split(b"\n")
             last: dict[Any, int] = {} if evaluated else {"eval": step - 1}
-            events = zip(lines, map(_parse, lines), strict=True)
-            kept = [line for line, event in events if event and event["step"] <= last.get(event.get("split"), step)]
-            whole = b"".join(line + b"\n" for line in kept)
+            events = zip(lines, map(strict_json.parsed, lines), strict=True)
+            whole = [(line, event) for line, event in events if event and _is_whole(event)]
+            kept = [line for line, event in whole if event["step"] <= last.get(event.get("split"), step)]
+            left = b"".join(line + b"\n" for line in kept)
             try:
-                strict_json.replace_file(self._path, whole.decode(errors="replace"))
+                strict_json.replace_file(self._path, left.decode(errors="replace"))
             except OSError:
-                if not content.startswith(whole):
+                if not content.startswith(left):
                     raise
                 with open(self._path, "r+b") as file:  # needs no room on the disk
-                    file.truncate(len(whole))
+                    file.truncate(len(left))
                     os.fsync(file.fileno())
         return sum(line != b"" for line in lines) - len(kept)
 
@@ -106,29 +101,20 @@ class MetricsFile:
         """
         with _refusals_told(self._path):
             self._write_waiting()
-            if self._descriptor is not None:
-                os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+            if self._path.exists():
+                with self._path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def append(self, split: str, event: Mapping[str, Any]) -> None:
         """Writes an event, and those that wait; MetricsWriteError where the disk refuses, and all of them wait."""
-        self._waiting.append(f"{strict_json.dumps(_ordered(split, event, self._clock()))}\n".encode())
+        self._waiting.append(_ordered(split, event, self._clock()))
         with _refusals_told(self._path):
             self._write_waiting()
 
     def _write_waiting(self) -> None:
         while self._waiting:
-            line = self._waiting[0]
-            if self._descriptor is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                _heal(self._path)
-                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            strict_json.append_bytes(self._descriptor, line)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            strict_json.append(self._path, self._waiting[0])
             self._waiting.popleft()
 
 
@@ -137,11 +123,7 @@ def read_events(model_dir: str) -> list[dict[str, Any]]:
 
     Lines that are not whole events (a kill leaves half a last line) are left out.
     """
-    try:
-        lines = regular_file.read(Path(model_dir, FILE_NAME), most_bytes=None).splitlines()
-    except (FileNotFoundError, NotADirectoryError, regular_file.UnfitError):
-        return []
-    return [event for line in lines if (event := _parse(line)) is not None]
+    return [event for event in strict_json.read_lines(Path(model_dir, FILE_NAME)) if _is_whole(event)]
 
 
 def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -155,27 +137,8 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     return {**fields, "time": now}
 
 
-def _heal(path: Path) -> None:
-    """Ends the file with a whole line: completes or drops a last line that has no newline."""
-    content = path.read_bytes() if path.exists() else b""
-    if not content or content.endswith(b"\n"):
-        return
-    start = content.rfind(b"\n") + 1
-    if _parse(content[start:]) is None:
-        os.truncate(path, start)
-        _logger.warning("Dropped the half-written last line of %s.", path)
-        return
-    with open(path, "ab") as file:
-        file.write(b"\n")
-
-
-def _parse(line: str | bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_whole = isinstance(event, dict) and isinstance(event.get("step"), int)
-    return event if is_whole and isinstance(event.get("time", 0), int | float) else None
+def _is_whole(event: Mapping[str, Any]) -> bool:
+    return isinstance(event.get("step"), int) and isinstance(event.get("time", 0), int | float)
 
 
 @contextlib.contextmanager

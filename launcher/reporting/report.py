@@ -26,9 +26,7 @@ _logger = logging.getLogger(__name__)
 def write_report(model_dir: str | Path, *, running: bool = False) -> Path:
     """Writes DIR/report.html from the files in DIR, of which any may be missing, atomically, and returns its path."""
     folder = run_folder.read(model_dir, running=running)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    strict_json.replace_file(folder.path / FILE_NAME, make_page(folder))
-    return folder.path / FILE_NAME
+    return strict_json.replace_file(folder.path / FILE_NAME, make_page(folder))
 
 
 def refresh(model_dir: str | Path) -> None:
@@ -42,14 +40,11 @@ def refresh(model_dir: str | Path) -> None:
 
 
 def write_result(model_dir: str | Path, name: str, content: str) -> str:
-    """Writes what another mode found, as JSON, into a folder; returns its path, or UsageError where it cannot be."""
-    folder = Path(model_dir)
+    """Writes what a mode found into a folder; returns the file's path, or UsageError where it cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        strict_json.replace_file(folder / name, f"{content}\n")
+        return str(strict_json.replace_file(Path(model_dir, name), f"{content}\n"))
     except OSError as error:
         raise UsageError(f"{name} cannot be written to --model_dir={model_dir}: {error.strerror or error}") from None
-    return str(folder / name)
 
 
 def make_page(folder: RunFolder) -> str:

@@ -180,7 +180,6 @@ class Reporter:
             return
         self.flush()
         self._console.close()
-        self._metrics.close()
         try:
             write_summary(self._model_dir, summary)
         except SummaryWriteError as error:
@@ -202,7 +201,6 @@ class Reporter:
         """Gives the terminal back and closes the files; again is no error."""
         if self._is_chief:
             self._console.close()
-            self._metrics.close()
             self._sinks.close()
 
     def _run_start(self) -> RunStart:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.config import gin_files
+from launcher.config.bound_types import as_tuples
 from launcher.errors import UsageError
 from launcher.reporting import attempts, metrics_file, strict_json, summary
 
@@ -21,19 +24,6 @@ SAMPLES = "samples.json"
 RUNNING = "running"
 UNFINISHED = "unfinished"
 
-# What JSON has for the fields of a record.
-_KINDS: dict[str, Any] = {
-    "bool": bool,
-    "str": str,
-    "str | None": str | None,
-    "int": int,
-    "int | None": int | None,
-    "float": int | float,
-    "float | None": int | float | None,
-    "tuple[str, ...]": list,
-    "tuple[Change, ...]": list,
-    "Mapping[str, str]": dict,
-}
 _TABLES = ("seconds", "metrics", "versions", "goodput")  # of summary.json
 
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
@@ -68,8 +58,8 @@ class RunRecord:
       low_is_best: which of them.
     """
 
-    began: float = 0.0
-    started: float = 0.0
+    began: int | float = 0.0
+    started: int | float = 0.0
     command: str = ""
     diff: str = ""
     packages: tuple[str, ...] = ()
@@ -77,7 +67,7 @@ class RunRecord:
     changes: tuple[Change, ...] = ()
     plan: Mapping[str, str] = dataclasses.field(default_factory=dict)
     total_steps: int = 0
-    steps_per_epoch: float | None = None
+    steps_per_epoch: int | float | None = None
     best_metric: str = ""
     low_is_best: bool = False
 
@@ -87,8 +77,8 @@ class AttemptRecord:
     """One start of the job: Unix seconds, steps, what ended it; None for what is not known."""
 
     number: int
-    started: float | None = None
-    ended: float | None = None
+    started: int | float | None = None
+    ended: int | float | None = None
     ended_by: str = ""
     from_step: int | None = None
     to_step: int | None = None
@@ -219,9 +209,14 @@ def read_record(path: Path) -> RunRecord | None:
 
 def _known(record: type, found: Any) -> dict[str, Any]:
     """Of an object, what a record has fields for, and of their kind; other versions may have written something else."""
-    names = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(record)}
-    found = found if isinstance(found, dict) else {}
-    return {name: found[name] for name, kind in names.items() if name in found and isinstance(found[name], kind)}
+    values = as_tuples(list(found.items())) if isinstance(found, dict) else ()
+    kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(record).items()}
+    return {name: value for name, value in values if isinstance(value, kinds.get(name, ()))}
+
+
+def _kind(hint: Any) -> Any:
+    """The classes of what a field's annotation admits, without those of its members."""
+    return hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
 
 
 def write_record(path: Path, record: RunRecord) -> None:

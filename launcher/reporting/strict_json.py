@@ -41,14 +41,35 @@ def dumps(record: Mapping[str, Any], *, indent: int | None = None) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a file that may be missing, damaged or somebody else's; {} where there is none to be read."""
     try:
-        found = json.loads(regular_file.read(path))
-    except (OSError, ValueError, RecursionError):
+        return parsed(regular_file.read(path)) or {}
+    except (OSError, regular_file.UnfitError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
-def replace_file(path: Path, content: str) -> None:
-    """Writes a whole file atomically: after a crash it has its old contents or the new ones, never half of them."""
+def read_lines(path: Path, most_bytes: int | None = None) -> list[dict[str, Any]]:
+    """The objects in the whole lines of a file, of which a kill leaves half a last one; [] where there is no file."""
+    try:
+        lines = regular_file.read(path, most_bytes).splitlines()
+    except (FileNotFoundError, NotADirectoryError, regular_file.UnfitError):
+        return []
+    return [record for line in lines if (record := parsed(line)) is not None]
+
+
+def parsed(text: str | bytes) -> dict[str, Any] | None:
+    """The object that a text is; None where it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def replace_file(path: Path, content: str) -> Path:
+    """Writes a whole file atomically: after a crash it has its old contents or the new ones, never half of them.
+
+    Its folder is made if it is missing. Returns the path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Process ids may be the same in two containers.
     temporary = path.with_name(f".{path.name}.writing-{uuid.uuid4().hex}")
     try:
@@ -56,15 +77,14 @@ def replace_file(path: Path, content: str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        return temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
 def write(path: Path, record: Mapping[str, Any], *, indent: int = 2) -> None:
-    """Writes a record as a whole file, atomically, in a folder that is made if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes a record as a whole file; see `replace_file`."""
     replace_file(path, f"{dumps(record, indent=indent)}\n")
 
 
@@ -79,17 +99,11 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
-        append_bytes(descriptor, line)
+        if os.write(descriptor, line) != len(line):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
-
-
-def append_bytes(descriptor: int, line: bytes) -> None:
-    """Writes all of a line at the end of a file, in one write, or nothing; OSError where the disk refuses it."""
-    size = os.fstat(descriptor).st_size
-    if os.write(descriptor, line) != len(line):
-        os.ftruncate(descriptor, size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _plain(value: Any, name: str, non_finite: list[str]) -> Any:

@@ -94,13 +94,12 @@ def test_nothing_is_made_before_the_first_event(tmp_path: Path) -> None:
     metrics = MetricsFile(str(tmp_path / "run"))
     assert metrics.truncate_after(0) == 0
     metrics.flush()
-    metrics.close()
     assert list(tmp_path.iterdir()) == []
     assert read_events(str(tmp_path / "run")) == []
 
 
 def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
-    filled(tmp_path).close()
+    filled(tmp_path)
     resumed = MetricsFile(str(tmp_path))
     assert resumed.truncate_after(4) == 3
     for step in (5, 6):
@@ -127,17 +126,18 @@ def test_an_open_reader_never_sees_a_file_being_rewritten(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("truncating", [True, False])
-def test_half_a_last_line_is_dropped(tmp_path: Path, truncating: bool) -> None:
-    filled(tmp_path).close()
+def test_half_a_last_line_is_passed_over_and_dropped(tmp_path: Path, truncating: bool) -> None:
+    filled(tmp_path)
     whole = lines_of(tmp_path)
     with open(tmp_path / "metrics.jsonl", "ab") as file:
-        file.write('{"step": 7, "split": "train", "lö'.encode()[:-1])
+        file.write(b'{"step": 7, "split": "train", "l')
     assert len(read_events(str(tmp_path))) == 9
     metrics = MetricsFile(str(tmp_path))
     if truncating:
         assert metrics.truncate_after(100) == 1
     metrics.append("train", {"step": 7, "loss": 0.0})
-    assert lines_of(tmp_path)[:-1] == whole
+    assert [line for line in lines_of(tmp_path) if line.endswith("}")][:-1] == whole
+    assert len(lines_of(tmp_path)) == 10 + (not truncating)
     assert steps_of(tmp_path)[-1] == (7, "train")
 
 

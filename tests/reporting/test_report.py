@@ -310,7 +310,6 @@ def test_the_wall_time_ends_with_the_last_attempt_and_not_with_a_later_evaluatio
     write_record(tmp_path, dataclasses.replace(RECORD, started=time.time() - 8))
     evaluated = MetricsFile(str(tmp_path), clock=lambda: time.time() + 1000)
     evaluated.append("eval", {"step": 60, "loss": 0.5, "accuracy": 0.9})
-    evaluated.close()
     write_report(tmp_path)
     assert re.search(r"\b[78]\.\d s wall time", Page.of(tmp_path).words)
 
