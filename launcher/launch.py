@@ -157,7 +157,7 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
       UsageError: one of either is wrong; `launcher.main` would refuse the same, in every worker.
     """
     kind = backends.chosen(options)
-    for name in ("stall_timeout", "start_timeout", "grace_period"):
+    for name in ("stall_timeout", "start_timeout", "grace_period", "connect_timeout"):
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")

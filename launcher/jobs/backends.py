@@ -201,8 +201,6 @@ def _make_remote(
     least = job.workers if options.min_workers is None else options.min_workers
     if not 1 <= least <= job.workers:
         raise UsageError(f"--min_workers={least}: must be from 1 to --workers={job.workers}")
-    if not 0 < options.connect_timeout < float("inf"):
-        raise UsageError(f"--connect_timeout={options.connect_timeout:g}: must be a number of seconds above 0")
     folder = options.remote_dir or folder_there or os.getcwd()
     if folder != os.getcwd() and not os.path.isabs(job.model_dir):
         raise UsageError(

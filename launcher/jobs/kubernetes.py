@@ -261,9 +261,11 @@ def run(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
-    for words in (["create", "--dry-run=server"], ["create"]):
+    # Trainer takes no TrainJob before its TrainingRuntime is there, which has the same name.
+    asked = content.rpartition("\n---\n")[0] if where.kind == "trainjob" else content
+    for words, given in ((["create", "--dry-run=server"], asked), (["create"], content)):
         command = [kubectl, *words, "--filename=-"]
-        done = subprocess.run(command, input=content, text=True, check=False, capture_output=True)
+        done = subprocess.run(command, input=given, text=True, check=False, capture_output=True)
         sys.stderr.write(done.stderr)
         if "AlreadyExists" in done.stderr:
             kinds = _FORMS[where.kind][-1]

@@ -23,6 +23,7 @@ _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 # The standard library, and what stands between a graph and the function it calls.
 _TRANSPARENT = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|^<frozen|/tensorflow/python/autograph/")
+_TENSORFLOW = "/tensorflow/python/"
 _PYTHON_INSIDE_GRAPH = "/tensorflow/python/ops/script_ops.py"
 
 
@@ -103,25 +104,11 @@ class FreezeDetector:
         return any(now - since > _FROZEN_SECONDS for since in self._since.values())
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Frame:
-    """One line of a Python stack."""
-
-    file: str
-    line: str
-    function: str
-
-    @property
-    def in_tensorflow(self) -> bool:
-        return "/tensorflow/python/" in self.file
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
-
-
-def parse_stacks(lines: Iterable[str]) -> list[list[Frame]]:
-    """Reads what faulthandler printed: the frames of each thread, innermost first; the main thread is the last."""
-    threads: list[list[Frame]] = []
+def parse_stacks(lines: Iterable[str]) -> list[list[str]]:
+    """The frames of each thread that faulthandler printed, "FILE:LINE in FUNCTION", innermost first; the main thread is
+    the last.
+    """
+    threads: list[list[str]] = []
     inside = False
     for line in lines:
         frame = _FRAME.match(line)
@@ -129,33 +116,27 @@ def parse_stacks(lines: Iterable[str]) -> list[list[Frame]]:
             threads.append([])
             inside = True
         elif inside and frame:
-            threads[-1].append(Frame(**frame.groupdict()))
+            threads[-1].append(f"{frame['file']}:{frame['line']} in {frame['function']}")
         else:
             inside = False
     return [thread for thread in threads if thread]
 
 
-def place_outside_tensorflow(threads: Sequence[Sequence[Frame]]) -> Frame | None:
+def place_outside_tensorflow(threads: Sequence[Sequence[str]]) -> str | None:
     """The place where Python code keeps a worker busy; None when it waits inside TensorFlow, as a stuck one's peers do.
 
     The main thread counts, and Python that a graph calls, such as a generator of input data. What matters is the
     innermost frame of somebody's own: a lock of the standard library says nothing of who waits.
     """
-    for thread in threads[:-1]:
-        own = _innermost(thread)
-        if own and not own.in_tensorflow and any(_PYTHON_INSIDE_GRAPH in frame.file for frame in thread):
+    of_graphs = [thread for thread in threads[:-1] if any(_PYTHON_INSIDE_GRAPH in frame for frame in thread)]
+    for thread in (*of_graphs, *threads[-1:]):
+        own = next((frame for frame in thread if not _TRANSPARENT.search(frame)), _TENSORFLOW)
+        if _TENSORFLOW not in own:
             return own
-    own = _innermost(threads[-1]) if threads else None
-    return own if own and not own.in_tensorflow else None
+    return None
 
 
-def _innermost(thread: Sequence[Frame]) -> Frame | None:
-    return next((frame for frame in thread if not _TRANSPARENT.search(frame.file)), None)
-
-
-def find_stuck(
-    reports: Mapping[int, Report | None], stacks: Mapping[int, Sequence[Sequence[Frame]]]
-) -> tuple[int, str]:
+def find_stuck(reports: Mapping[int, Report | None], stacks: Mapping[int, Sequence[Sequence[str]]]) -> tuple[int, str]:
     """Names the worker that holds the others up, of those that still run, and what speaks against it.
 
     One whose step is behind; among equals one that is in Python code, not waiting inside TensorFlow, as far as the

@@ -18,7 +18,7 @@ from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Action, Decision, Outcome, Restarts, Trouble, WorkerState, decide, find_cause
-from launcher.jobs.stalls import AwakeClock, Frame, FreezeDetector, Stall, StallDetector, find_stuck, parse_stacks
+from launcher.jobs.stalls import AwakeClock, FreezeDetector, Stall, StallDetector, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
@@ -324,14 +324,14 @@ class Supervisor:
             return outcomes  # Whoever is frozen is the one that holds up the others.
         return [dataclasses.replace(outcome, trouble=troubles.get(outcome.rank)) for outcome in outcomes]
 
-    def _dump_stacks(self, workers: Sequence[Worker]) -> dict[int, list[list[Frame]]]:
+    def _dump_stacks(self, workers: Sequence[Worker]) -> dict[int, list[list[str]]]:
         """The Python stacks of all who listen, by rank; they are in the logs too."""
         asked = [worker for worker in workers if worker.exit_code is None and worker.report is not None]
         before = {worker.command.rank: worker.tee.num_lines for worker in asked}
         for worker in asked:
             worker.send(signal.SIGUSR1)
 
-        def stacks() -> dict[int, list[list[Frame]]]:
+        def stacks() -> dict[int, list[list[str]]]:
             return {w.command.rank: parse_stacks(w.tee.since(before[w.command.rank])) for w in asked}
 
         self._turn_until(lambda: all(stacks().values()), workers, _DUMP_SECONDS)

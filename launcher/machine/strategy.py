@@ -27,6 +27,8 @@ from launcher.machine.devices import (
 from launcher.machine.ports import public_address_notes
 
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
+# What TensorFlow says when its runtime has been started: of logical devices and GPUs, and of workers.
+_TOO_LATE = ("after being initialized", "at program startup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,20 @@ def plan(
             f"{cluster.source} names {cluster.num_workers} workers, but the strategy is {kind} ({why}): each would "
             f"train a model of its own. Use --strategy=multi_worker, or {cluster.to_train_alone}"
         )
-    return _PLANNERS[kind](request, why)
+    match kind:
+        case "tpu":
+            return tpu_lib.plan(tpu=tpu, replicas=replicas, devices=devices, environ=environ, why=why)
+        case "multi_worker":
+            return _plan_multi_worker(request, why)
+        case "one_device" if replicas not in (None, 1):
+            raise UsageError(f"--strategy=one_device has one replica, not --replicas={replicas}; use mirrored")
+        case "mirrored" if replicas is None and not devices.gpus:
+            raise UsageError(
+                "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
+                f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
+                "--strategy=one_device needs nothing"
+            )
+    return _on_this_machine(kind, 1 if kind == "one_device" else replicas, request, why)
 
 
 def _choose(request: _Request) -> tuple[str, str]:
@@ -94,22 +109,6 @@ def _choose(request: _Request) -> tuple[str, str]:
     if replicas is not None and replicas > 1:
         return "mirrored", f"auto: no accelerator, --replicas={replicas}"
     return "one_device", "auto: no accelerator, no other workers"
-
-
-def _plan_one_device(request: _Request, why: str) -> StrategyPlan:
-    if request.replicas not in (None, 1):
-        raise UsageError(f"--strategy=one_device has one replica, not --replicas={request.replicas}; use mirrored")
-    return _on_this_machine("one_device", 1, request, why)
-
-
-def _plan_mirrored(request: _Request, why: str) -> StrategyPlan:
-    if request.replicas is None and not request.devices.gpus:
-        raise UsageError(
-            "--strategy=mirrored: this machine has no GPU TensorFlow can use (a GPU needs a driver and "
-            f"{installation.command('cuda')}). --replicas=N makes N logical CPU devices to mirror over; "
-            "--strategy=one_device needs nothing"
-        )
-    return _on_this_machine("mirrored", request.replicas, request, why)
 
 
 def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
@@ -135,26 +134,10 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
     return dataclasses.replace(local, num_replicas=cluster.num_workers * local.local_replicas, notes=tuple(notes))
 
 
-def _plan_tpu(request: _Request, why: str) -> StrategyPlan:
-    return tpu_lib.plan(
-        tpu=request.tpu, replicas=request.replicas, devices=request.devices, environ=request.environ, why=why
-    )
-
-
 def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
     """A plan for a TPU that is not here, of `replicas` cores or one: it can be shown, not built."""
     count = replicas or 1
     return tpu_lib.on_cores(count, why=why, devices=tuple(f"TPU:{index}" for index in range(count)))
-
-
-# What TensorFlow says when its runtime has been started: of logical devices and GPUs, and of workers.
-_TOO_LATE = ("after being initialized", "at program startup")
-_PLANNERS = {
-    "one_device": _plan_one_device,
-    "mirrored": _plan_mirrored,
-    "multi_worker": _plan_multi_worker,
-    "tpu": _plan_tpu,
-}
 
 
 def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: str) -> StrategyPlan:

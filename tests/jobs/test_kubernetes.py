@@ -371,7 +371,7 @@ def kubectl(tmp_path, monkeypatch):
     script = folder / "kubectl"
     script.write_text(f"""#!/bin/sh
 echo "$*" >>{folder}/words
-cat >{folder}/input
+cat >>{folder}/input
 [ ! -e {folder}/says ] || {{ cat {folder}/says >&2; exit 1; }}
 """)
     script.chmod(0o755)
@@ -379,12 +379,18 @@ cat >{folder}/input
     return folder
 
 
-def test_without_dry_run_kubectl_creates_what_dry_run_prints_once_the_cluster_would_take_all_of_it(run, kubectl):
-    _, printed = run("--dry_run", *FLAGS)
-    code, _ = run(*FLAGS)
+@pytest.mark.parametrize(("form", "asked_last"), [("jobset", "JobSet"), ("trainjob", "TrainingRuntime")])
+def test_without_dry_run_kubectl_creates_what_dry_run_prints_once_the_cluster_would_take_it(
+    run, kubectl, form, asked_last
+):
+    """A TrainJob is refused before its runtime is there, so nobody can ask about it."""
+    flags = (*FLAGS, f"--manifest={form}")
+    _, printed = run("--dry_run", *flags)
+    code, _ = run(*flags)
     assert code == 0
     assert (kubectl / "words").read_text() == "create --dry-run=server --filename=-\ncreate --filename=-\n"
-    assert (kubectl / "input").read_text() == printed.out
+    asked = (kubectl / "input").read_text().removesuffix(printed.out)
+    assert list(yaml.safe_load_all(asked))[-1]["kind"] == asked_last
 
 
 @pytest.mark.parametrize(
