@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """What there is instead of values; empty without."""
+        """Message instead of values; empty without."""
         return self.refused or self.error
 
 
@@ -57,7 +57,7 @@ class ChildResult:
 
     @property
     def how(self) -> str:
-        """How it ended, for people, with the last lines it printed."""
+        """End of the process in words, with the last lines it printed."""
         lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
         if self.returncode is None:
             words = child_process.last_words(lines, _TAIL_LINES)

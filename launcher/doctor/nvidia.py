@@ -44,7 +44,7 @@ def device_files(context: Context) -> list[str]:
 
 
 def count(context: Context) -> int:
-    """How many of NVIDIA's GPUs this process may use, by the driver, or its files, and CUDA_VISIBLE_DEVICES."""
+    """Number of NVIDIA's GPUs that this process may use, by the driver, or its files, and CUDA_VISIBLE_DEVICES."""
     there = _listed(context) or [NvidiaGpu(name) for name in device_files(context)]
     return len(choose(context.environ.get(VARIABLE), there))
 
@@ -120,7 +120,7 @@ def can_be_used(context: Context, name: str, capability: list[int] | None) -> Fi
 
 
 def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
-    """Why TensorFlow lists none of the GPUs that are there, and what to install; nothing if `quiet` and none is."""
+    """Findings on why TensorFlow lists none of the GPUs that are there; none if `quiet` and no GPU is."""
     there, listed = device_files(context), _listed(context)
     found = max(len(there), len(listed))
     if not found:
@@ -146,7 +146,7 @@ def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
 
 
 def _with_kernels(capability: list[int] | None, before: str = "") -> str:
-    """What to install that has kernels for a GPU: the newest version, or else an older one."""
+    """Command that installs kernels for a GPU: the newest version, or else an older one."""
     if capability is None:
         return before + _prebuilt()
     gpu = (capability[0], capability[1])

@@ -107,7 +107,7 @@ def packages(context: Context) -> Iterator[Finding]:
 
 
 def _checked_by_pip() -> list[str]:
-    """What pip finds missing or in conflict, a line each; nothing where there is no pip."""
+    """Lines of pip on what is missing or in conflict; none where there is no pip."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.splitlines()

@@ -74,7 +74,7 @@ def gpus(context: Context) -> Iterator[Finding]:
 
 
 def _of_jax(context: Context) -> Iterator[Finding]:
-    """Of the GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
+    """Findings on GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
     if not nvidia.count(context):
         raise Skip("no GPU")
     answer = context.says("jax_gpus")

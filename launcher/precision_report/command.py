@@ -86,7 +86,7 @@ def run(
 
 
 def _under(policy: str, resolved: RunPlan) -> RunPlan:
-    """The plan under another policy, with the loss scale and the wire that go with it."""
+    """The plan under another policy, with the loss scale and the reduce dtype that go with it."""
     recipe = dataclasses.replace(resolved.recipe, precision=policy)
     return dataclasses.replace(
         resolved,

@@ -9,20 +9,20 @@ import numpy as np
 
 from launcher.errors import TrainingError
 from launcher.precision_report import lint
-from launcher.precision_report.probe import Probe, Probed
+from launcher.precision_report.probe import Probe, Probed, Tensor
 from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.run.layer_lint import LintFinding
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.watch import float16_losses
-from launcher.watch.float16_losses import Gradient, ScaleVerdict
+from launcher.watch.float16_losses import Gradient, ScaleAdvice
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
 
 
 class PassError(NamedTuple):
-    """How far the 16-bit gradient of one weight is from the float32 one."""
+    """Distance of the 16-bit gradient of one weight from the float32 one."""
 
     path: str
     cosine: float  # of the angle between them; NaN where the 16-bit one is not finite
@@ -32,12 +32,12 @@ class PassError(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What was found under `policy`.
+    """Findings under `policy`.
 
     Attributes:
       loss_scale_log2: of the run's next step.
       batches: how many were looked at.
-      gradients: in float32 at scale 1, of weights, activations and the wire.
+      gradients: in float32 at scale 1, of weights and activations, and of sums over replicas.
       errors: of the 16-bit pass, by the scale's exponent: of 1, the run's and the recommended one, each once.
       losses: mean loss of the last batch, in float32 and under the policy.
     """
@@ -48,7 +48,7 @@ class Examined:
     gradients: list[Gradient]
     errors: dict[int, list[PassError]]
     losses: tuple[float, float]
-    verdict: ScaleVerdict
+    advice: ScaleAdvice
     findings: list[LintFinding]
 
     @property
@@ -81,10 +81,10 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         raise TrainingError(f"the loss is {found[-1].shadow.loss} in float32 already: there is no precision to examine")
     plan = built.plan
     gradients = _gradients(probe, found, plan)
-    verdict = float16_losses.judge([one for one in gradients if one.is_16_bit], plan.policy)
+    advice = float16_losses.advise([one for one in gradients if one.is_16_bit], plan.policy)
     now = round(math.log2(scale))
     errors = {}
-    for k in dict.fromkeys([0, now, *([] if verdict.scale_log2 is None else [verdict.scale_log2])]):
+    for k in dict.fromkeys([0, now, *([] if advice.scale_log2 is None else [advice.scale_log2])]):
         say(f"the 16-bit pass at scale 2^{k}")
         errors[k] = _errors(probe, found[-1] if k == now else probe.run(batch, 2.0**k))
     say("lint")
@@ -96,30 +96,32 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
         gradients=gradients,
         errors=errors,
         losses=(float(found[-1].shadow.loss), float(found[-1].real.loss)),
-        verdict=verdict,
+        advice=advice,
         findings=lint.lint(built, probe.graph(batch), seen),
     )
 
 
 def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gradient]:
-    """Of weights and activations, and of the sums on the wire where they are others than those of the weights."""
-    gradients = []
-    for kind, tensors in (("weight", probe.weights), ("activation", probe.activations)):
-        counts = _total([getattr(one.shadow, f"{kind}_counts") for one in found])
-        maxima = np.max([getattr(one.shadow, f"{kind}_maxima") for one in found], axis=0)
-        for index, tensor in enumerate(tensors):
-            if counts[index].sum():  # else a layer without a gradient
-                of = {"path": tensor.path, "kind": kind, "dtype": tensor.dtype}
-                gradients.append(Gradient(**of, counts=counts[index], maxima=maxima[:, index]))
-    parts = plan.strategy.num_replicas * plan.microbatches
-    for index, weight in enumerate(probe.weights):
-        if parts > 1 or weight.dtype != plan.reduce_dtype.name:
-            of = {"path": weight.path, "kind": "wire", "dtype": plan.reduce_dtype.name}
-            # What the other microbatches add is not known, but at most as much each.
-            largest = max(float(one.wire_maxima[index]) for one in found) * plan.microbatches
-            counts = _total([one.wire_counts[index] for one in found])
-            gradients.append(Gradient(**of, counts=counts, maxima=np.array([largest])))
+    """Gradients of weights and activations, and sums over replicas where they are others than those of the weights."""
+    counts, maxima = _total([one.shadow.counts for one in found]), np.max([one.shadow.maxima for one in found], axis=0)
+    gradients = [
+        Gradient(**vars(tensor), counts=counts[index], maxima=maxima[:, index])
+        for index, tensor in enumerate(probe.tensors)
+        if counts[index].sum()  # else a layer without a gradient
+    ]
+    parts, dtype = plan.strategy.num_replicas * plan.microbatches, plan.reduce_dtype.name
+    sums = _total([one.sum_counts for one in found])
+    # What the other microbatches add is not known, but at most as much each.
+    largest = np.max([one.sum_maxima for one in found], axis=0) * plan.microbatches
+    for index, weight in enumerate(_weights(probe)):
+        if parts > 1 or weight.dtype != dtype:
+            of_sum = {"kind": "wire", "counts": sums[index], "maxima": largest[index : index + 1]}
+            gradients.append(Gradient(path=weight.path, dtype=dtype, **of_sum))
     return gradients
+
+
+def _weights(probe: Probe) -> list[Tensor]:
+    return [tensor for tensor in probe.tensors if tensor.kind == "weight"]
 
 
 def _total(counts: Sequence[np.ndarray]) -> np.ndarray:
@@ -127,10 +129,11 @@ def _total(counts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _errors(probe: Probe, one: Probed) -> list[PassError]:
-    typical = one.compared.norm / np.sqrt(np.array(probe.weight_sizes))
+    sizes = [variable.value.shape.num_elements() for variable in probe.model.trainable_variables]
+    typical = one.compared.norm / np.sqrt(sizes)
     is_rounding = typical < _ROUNDING * np.median(typical)
-    columns = (probe.weights, one.compared.cosine, one.compared.relative_error, is_rounding)
+    columns = (_weights(probe), one.compared.cosine, one.compared.relative_error, is_rounding)
     return [
-        PassError(tensor.path, float(cosine), float(relative), bool(rounded))
-        for tensor, cosine, relative, rounded in zip(*columns, strict=True)
+        PassError(weight.path, float(cosine), float(relative), bool(rounded))
+        for weight, cosine, relative, rounded in zip(*columns, strict=True)
     ]

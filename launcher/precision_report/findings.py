@@ -16,9 +16,9 @@ Rows = list[list[str]]
 
 
 def show(found: Examined, console: Console, *, layers: int) -> None:
-    """Prints the report: the verdict, then tables with the worst first; of those by layer, so many `layers`."""
+    """Prints the report: the recommendation, then tables with the worst first; of those by layer, so many `layers`."""
     console.note("")
-    for line in verdict(found):
+    for line in recommendation(found):
         console.note(line)
     for title, rows in tables(found, layers):
         console.note("")
@@ -39,9 +39,9 @@ def tables(found: Examined, layers: int) -> list[tuple[str, Rows]]:
     return [(title, rows) for title, rows in parts if len(rows) > 1]
 
 
-def verdict(found: Examined) -> list[str]:
-    """What to do, first."""
-    one, now = found.verdict, found.loss_scale_log2
+def recommendation(found: Examined) -> list[str]:
+    """Recommendation in words: what to do, first."""
+    one, now = found.advice, found.loss_scale_log2
     needed = "loss scaling is needed" if one.needed else "loss scaling is not needed"
     lines = [f"{found.policy}: {needed}: {one.why}."]
     if one.scale_log2 is not None:
@@ -67,7 +67,7 @@ def verdict(found: Examined) -> list[str]:
 
 def totals(found: Examined) -> Rows:
     rows = [["gradients of", "scale", "flushed < 2^-25", "subnormal < 2^-14", "above 65504", "headroom"]]
-    for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed on the wire")):
+    for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed over replicas")):
         chosen = [one for one in found.narrow if one.kind == kind]
         for k in found.errors if chosen else ():
             shares = float16_losses.pooled(chosen, k)
@@ -84,7 +84,7 @@ def worst(found: Examined, count: int) -> Rows:
         return shares.lost, shares.subnormal
 
     ordered = sorted((one for one in found.narrow if one.kind != "wire"), key=badness, reverse=True)
-    recommended = [] if found.verdict.scale_log2 is None else [found.verdict.scale_log2]
+    recommended = [] if found.advice.scale_log2 is None else [found.advice.scale_log2]
     at_recommended = [f"{what} at {power(k)}" for k in recommended for what in ("lost", "subnormal")]
     rows = [["layer or weight", "gradient of", "lost at 1", "subnormal at 1", *at_recommended, "largest", "headroom"]]
     for one in ordered[:count]:
@@ -143,7 +143,7 @@ def _range(harmless: tuple[int, int]) -> str:
 
 def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
     """The report with what the recipe resolved to, by name."""
-    verdict = found.verdict
+    advice = found.advice
     return {
         "format": 3,
         "plan": dict(plan),
@@ -151,12 +151,12 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
         "batches": found.batches,
         "loss": {"float32": found.losses[0], found.policy: found.losses[1]},
         "loss_scale": {
-            "needed": verdict.needed,
-            "why": verdict.why,
+            "needed": advice.needed,
+            "why": advice.why,
             "now": math.ldexp(1.0, found.loss_scale_log2),
-            "recommended": None if verdict.scale_log2 is None else math.ldexp(1.0, verdict.scale_log2),
-            "headroom_bits": verdict.headroom_bits,
-            "less_than_0.1%_lost": verdict.harmless and [math.ldexp(1.0, k) for k in verdict.harmless],
+            "recommended": None if advice.scale_log2 is None else math.ldexp(1.0, advice.scale_log2),
+            "headroom_bits": advice.headroom_bits,
+            "less_than_0.1%_lost": advice.harmless and [math.ldexp(1.0, k) for k in advice.harmless],
         },
         "sweep": [
             {"scale": math.ldexp(1.0, k), **float16_losses.pooled(found.narrow, k)._asdict()}

@@ -27,10 +27,8 @@ class Seen(NamedTuple):
     sums over replicas (see `float16_losses.count_exponents`); maxima are of finite magnitudes.
     """
 
-    weight_counts: Any  # [weights, 256]
-    weight_maxima: Any  # [replicas, weights]
-    activation_counts: Any  # [tapped layers, 256], of the gradient by the layer's outputs
-    activation_maxima: Any  # [replicas, tapped layers]
+    counts: Any  # [tensors, 256], as `Probe.tensors`
+    maxima: Any  # [replicas, tensors]
     loss: Any  # scalar, the mean over the microbatches' weight
 
 
@@ -43,21 +41,21 @@ class Compared(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What `Probe` found on one batch; NumPy arrays."""
+    """Arrays of NumPy that `Probe` found on one batch."""
 
     shadow: Seen  # in float32 at scale 1
-    real: Seen  # under the run's policy, at `scale`
+    real: Seen  # under the run's policy, at the scale of the loss
     compared: Compared  # real against shadow
-    scale: Any  # of the loss in the real pass
-    wire_counts: Any  # float32 [weights, 256] of the shadow's gradients summed over replicas
-    wire_maxima: Any  # float32 [weights] of the same
+    sum_counts: Any  # float32 [weights, 256] of the shadow's gradients summed over replicas
+    sum_maxima: Any  # float32 [weights] of the same
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor that a probe counts."""
+    """One tensor whose gradient a probe counts."""
 
     path: str  # of the weight or the layer
+    kind: str  # "weight", or "activation" for a layer's outputs
     dtype: str  # it has in the real pass, such as "float16": of a weight's gradient, that of the layer's computations
 
 
@@ -82,27 +80,15 @@ class Probe:
         self._run = summation.in_order(self._run_in_graph, built.strategy)
 
     @property
-    def weights(self) -> list[Tensor]:
-        """The rows of `weight_counts`."""
-        holders = owners(self.model)
+    def tensors(self) -> list[Tensor]:
+        """The rows of `Seen.counts`, after the first batch: weights, then tapped layers."""
+        holders, taps = owners(self.model), self._real_taps
+        weights = ((each.path, holders[id(each)].layer.compute_dtype) for each in self.model.trainable_variables)
+        layers = zip(taps.paths, taps.outputs, strict=True)
         return [
-            Tensor(path=variable.path, dtype=holders[id(variable)].layer.compute_dtype)
-            for variable in self.model.trainable_variables
+            *(Tensor(path, "weight", dtype) for path, dtype in weights),
+            *(Tensor(path, "activation", seen[0] if seen else "float32") for path, seen in layers),
         ]
-
-    @property
-    def activations(self) -> list[Tensor]:
-        """The rows of `activation_counts`, after the first batch."""
-        outputs = self._real_taps.outputs
-        return [
-            Tensor(path=path, dtype=seen[0] if seen else "float32")
-            for path, seen in zip(self._real_taps.paths, outputs, strict=True)
-        ]
-
-    @property
-    def weight_sizes(self) -> list[int]:
-        """Elements of each of `weights`."""
-        return [int(variable.value.shape.num_elements()) for variable in self.model.trainable_variables]
 
     def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
         """Both passes as TensorFlow runs them, with shapes; after the first batch."""
@@ -131,19 +117,15 @@ class Probe:
         unscaled = [gradient / scale for gradient in scaled]
         both = gradients.reduce_sum([*plain, *unscaled])
         compared = _compare(both[: len(plain)], both[len(plain) :])
-        wire = tf.stack([gradient_taps.observe(gradient) for gradient in both[: len(plain)]])
-        return Probed(expected, found, compared, scale, gradient_taps.counts(wire), gradient_taps.maxima(wire))
+        summed = tf.stack([gradient_taps.observe(gradient) for gradient in both[: len(plain)]])
+        return Probed(expected, found, compared, gradient_taps.counts(summed), gradient_taps.maxima(summed))
 
 
 def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:
     local = step.first_microbatch(batch, scale=scale)
-    weights = tf.stack([gradient_taps.observe(gradient) for gradient in local.gradients])
-    layers = tf.stack(local.watched)
-    seen = gradients.reduce_sum(
-        [*gradient_taps.to_reduce(weights), *gradient_taps.to_reduce(layers), local.loss, local.weight]
-    )
-    *tables, loss, weight = seen
-    return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients
+    seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
+    *tables, loss, weight = gradients.reduce_sum([*gradient_taps.to_reduce(seen), local.loss, local.weight])
+    return Seen(*tables, tf.math.divide_no_nan(loss, weight)), local.gradients
 
 
 def _compare(expected: list[tf.Tensor], found: list[tf.Tensor]) -> Compared:

@@ -1,4 +1,4 @@
-"""What `--mode=precision_report` looks at: what a recipe or `--gin_param` binds as `precision_report.…`."""
+"""Settings of `--mode=precision_report`; recipes or `--gin_param` bind them as `precision_report.…`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.step.precision import POLICIES
 @gin_bindings.settings("precision_report")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionReportSettings:
-    """How a recipe's precision is examined.
+    """Settings of a precision report.
 
     Attributes:
       batches: calibration batches, of the steps that follow the weights.

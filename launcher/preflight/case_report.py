@@ -239,7 +239,7 @@ def _unfilled_rows(where: Target, costs: Costs) -> list[list[str]]:
 
 
 def _without_estimate(costs: Costs) -> str:
-    """What the compiler's cost model leaves out."""
+    """Operations that the compiler's cost model leaves out, in words."""
     if not costs.unestimated:
         return ""
     kernels = ", kernels of attention also at their products and exponentials" if costs.attention_kernels else ""

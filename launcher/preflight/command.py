@@ -98,7 +98,7 @@ class Preflight:
         self._phase.enter_context(self._console.waiting(f"{case.name}: {phase}"))
 
     def _each(self, cases: Sequence[Case], do: Callable[[Case], _Made]) -> Iterator[tuple[Case, _Made]]:
-        """What `do` makes of each case; of several, why it cannot is noted, and the others go on."""
+        """Results of `do` on each case; of several, why it cannot is noted, and the others go on."""
         for case in cases:
             try:
                 made = do(case)
@@ -185,7 +185,7 @@ class Preflight:
 
 
 def _no_case(refused: Sequence[tuple[str, str]]) -> str:
-    """Why nothing was compiled; a reason that several cases share stands once."""
+    """Reasons why nothing was compiled; one that several cases share stands once."""
     names: dict[str, list[str]] = {}
     for name, why in refused:
         names.setdefault(why, []).append(name)

@@ -84,7 +84,7 @@ def _compile(
     num_replicas: int,
     overrides: Sequence[tuple[str, bool]] = (),
 ) -> dict[str, Any]:
-    """What the compiler says of a program for all devices of a topology; of one for GPUs all else is in XLA's dump."""
+    """Answer of the compiler on a program for all devices of a topology; of one for GPUs all else is in XLA's dump."""
     import jax
     from jax.experimental import topologies
     from jax.interpreters.mlir import make_ir_context
@@ -121,7 +121,7 @@ def _described(made: Any) -> dict[str, Any]:
 
 
 def _dumped(folder: Path, platform: str) -> dict[str, str]:
-    """What XLA wrote of the program, also of one that does not fit, a character a byte; "" where it wrote nothing."""
+    """Dumps by XLA of the program, also of one that does not fit, a character a byte; "" where it wrote nothing."""
 
     def read(*endings: str) -> str:
         found = [path for ending in endings for path in sorted(folder.glob(f"*{ending}"))]

@@ -202,7 +202,7 @@ def _death(code: int, log: Path, where: Target) -> LauncherError:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What was written; None when there is nothing, or nothing whole."""
+    """Content of a file; None when there is nothing, or nothing whole."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             found = json.load(file)

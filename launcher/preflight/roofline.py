@@ -12,7 +12,7 @@ from launcher.preflight.compiled.costs import Costs, Operation
 from launcher.preflight.targets import Target
 
 VECTOR_UNIT = "vector unit"
-"""What is said to bound operations that fill neither the memory's bandwidth nor the matrix unit."""
+"""Bound of operations that fill neither the memory's bandwidth nor the matrix unit."""
 
 # Of 1,024 exponentials on the vector unit: what libtpu 0.0.52 reckons with for those of a softmax on a v5e.
 _EXPONENTIAL_CYCLES = 14
@@ -61,7 +61,7 @@ class Roofline:
 
     @property
     def most_for(self) -> str:
-        """What most of the estimate goes to; without one, what the bound is."""
+        """Part that most of the estimate goes to; without one, the bound."""
         if not self.estimated or self.step_seconds >= sum(self.estimated.values()):
             return self.bound_by
         return max(self.estimated, key=lambda name: self.estimated[name])

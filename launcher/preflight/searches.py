@@ -69,7 +69,7 @@ class Suggestion:
 
 
 def knobs(finding: SliceFinding) -> Iterator[Iterable[Suggestion]]:
-    """What can be turned to make a step fit, the one to try first in front.
+    """Knobs that can be turned to make a step fit, the one to try first in front.
 
     Yields:
       For each knob its settings, from the least change on; each next one at least doubles the change.
@@ -174,7 +174,7 @@ def _binding(finding: SliceFinding, binding: str, why: str) -> Suggestion:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """What was found.
+    """Result of the search for the largest batch.
 
     Attributes:
       fits: of the largest batch that fits; None when the smallest does not.

@@ -49,7 +49,7 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is to be compiled."""
+    """Target, and changes of the command, to compile for."""
 
     where: Target
     changes: tuple[str, ...] = ()  # bindings on top of the command's own, such as "train.microbatches = 2"
@@ -66,7 +66,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What reports and suggestions must know of a model.
+    """Facts of a model that reports and suggestions need.
 
     Attributes:
       parameters, trained_parameters: numbers of weights.
@@ -95,7 +95,7 @@ class ModelFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SliceFinding:
-    """What came of a case.
+    """Finding on a case.
 
     Attributes:
       plan: the run as it would be there.

@@ -52,7 +52,7 @@ class Slice(Target):
 
     @property
     def topology_options(self) -> dict[str, str | list[int]]:
-        """What libtpu must be told beyond the name."""
+        """Options that libtpu must be told beyond the name."""
         options: dict[str, str | list[int]] = {}
         if math.prod(self.host_shape) != _CHIPS_A_HOST:
             options["chips_per_host_bounds"] = [*self.host_shape]

@@ -47,7 +47,7 @@ class Target(abc.ABC):
 
     @property
     def flag(self) -> str:
-        """What asks for it, such as "--tpu_type=v5litepod-256"."""
+        """Flag that asks for it, such as "--tpu_type=v5litepod-256"."""
         return f"--{self.accelerator}_type={self.name}"
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def strategy(self) -> StrategyPlan:
-        """How a run on them would be distributed."""
+        """Strategy of a run on them."""
 
     @abc.abstractmethod
     def check(self, plan: RunPlan) -> None:
@@ -68,7 +68,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def compile_request(self) -> dict[str, Any]:
-        """What the compiler's process must know: "platform", "topology", "num_replicas" and "xla_flags"."""
+        """Request to the compiler's process: "platform", "topology", "num_replicas" and "xla_flags"."""
 
     def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
         """Costs of a program, which before parts of it became calls of libraries was another one, or None."""
@@ -84,7 +84,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def compute_words(self, costs: Costs) -> str:
-        """How much arithmetic that is, and of what."""
+        """Words for that arithmetic: how much, and of what."""
 
     def memory_seconds(self, costs: Costs | Operation) -> float:
         """Seconds that its memory traffic needs at least."""
@@ -96,7 +96,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def link_words(self) -> str:
-        """What the collectives go over, such as "over the 2 links of a corner chip"."""
+        """Links that the collectives go over, such as "over the 2 links of a corner chip"."""
 
     @abc.abstractmethod
     def latency_seconds(self, collective: Collective) -> float:
@@ -108,4 +108,4 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
-        """What could be better about a step on these very devices, a sentence each."""
+        """Sentences on what could be better about a step on these very devices."""

@@ -19,7 +19,7 @@ _UNNAMED = re.compile(r"keras_tensor(_\d+)?$")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Interface:
-    """How a model is called by name.
+    """Call of a model by the names of its inputs.
 
     Attributes:
       inputs: shape, whose first axis is the batch and is open, and dtype of each input.
@@ -115,7 +115,7 @@ def _ancestors(tensors: Sequence[tf.Tensor]) -> set[int]:
 
 
 def _seen_in_loss(model: keras.Model, plan: RunPlan) -> tuple[Any, dict[int, str]]:
-    """What the task's loss() calls the model with, as a structure of tensors, and their names."""
+    """Structure of tensors that the task's loss() calls the model with, and their names."""
     size = plan.per_replica_batch_size
     shard = Shard(global_batch_size=size, seed=plan.seed)
     calls = _Calls(model)
@@ -159,5 +159,5 @@ def listed(specs: Mapping[str, tf.TensorSpec]) -> str:
 
 
 def array_advice(specs: Mapping[str, tf.TensorSpec]) -> str:
-    """What kind of file holds arrays for these inputs."""
+    """Kind of file that holds arrays for these inputs."""
     return "a .npy file" if len(specs) == 1 else "a .npz file with these keys"

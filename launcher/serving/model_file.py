@@ -143,7 +143,7 @@ def _is_wanted(held: dict[str, Any], which: str, step: int | None) -> bool:
 
 
 def _about(path: str) -> dict[str, Any] | None:
-    """What `save_keras` noted in a file; None of any other file, UsageError for one that unpacks to far more."""
+    """Note of `save_keras` in a file; None of any other file, UsageError for one that unpacks to far more."""
     if not os.path.isfile(path):
         return None
     try:

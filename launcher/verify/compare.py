@@ -21,6 +21,8 @@ _TOLERANCES = {
     "moving statistics": "moving_statistics",
     "metrics": "gradient_norm",  # they jump, too, where an example comes to lie on the other side of a threshold
 }
+# Of variables beside weights, statistics and slots, how their names begin.
+_PREFIXES = {"loss_scale": "loss scale", "counters": "skipped steps", "metrics": "metrics"}
 EXACT = ("loss scale", "skipped steps", "replicas")
 """Quantities that are equal or not."""
 QUANTITIES = (*_TOLERANCES, *EXACT)
@@ -145,17 +147,19 @@ def compare(baseline: Record, record: Record, tolerances: Tolerances) -> tuple[D
     Returns:
       One deviation for each of `QUANTITIES`, in their order.
     """
-    kinds = _kinds(baseline)
     skipped = (baseline.finite == 0) & (record.finite == 0)
+    names = _names(baseline)
+    state = functools.partial(_state, baseline, record, names)
+    exact = functools.partial(_exact, baseline, record, names)
     return (
         _curve("loss", baseline.loss, record.loss, skipped, tolerances.loss),
         _curve("gradient norm", baseline.gradient_norm, record.gradient_norm, skipped, tolerances.gradient_norm),
-        _state("weights", baseline, record, kinds, tolerances.weights),
-        _state("optimizer slots", baseline, record, kinds, tolerances.slots),
-        _state("moving statistics", baseline, record, kinds, tolerances.moving_statistics),
-        _state("metrics", baseline, record, kinds, tolerances.gradient_norm),
-        _exact("loss scale", baseline.loss_scale, record.loss_scale, baseline, record, kinds),
-        _exact("skipped steps", 1 - baseline.finite, 1 - record.finite, baseline, record, kinds),
+        state("weights", tolerances.weights),
+        state("optimizer slots", tolerances.slots),
+        state("moving statistics", tolerances.moving_statistics),
+        state("metrics", tolerances.gradient_norm),
+        exact("loss scale", baseline.loss_scale, record.loss_scale),
+        exact("skipped steps", 1 - baseline.finite, 1 - record.finite),
         _replicas(record),
     )
 
@@ -191,31 +195,32 @@ def _curve(quantity: str, expected: np.ndarray, found: np.ndarray, skipped: np.n
     return Deviation(quantity=quantity, value=value, tolerance=tolerance, where=where, first_step=first_step)
 
 
-def _kinds(record: Record) -> dict[str, str]:
+def _names(record: Record) -> dict[str, list[str]]:
+    """The variables of each quantity."""
     trained = set(record.trained)
-    kinds = {}
+    names: dict[str, list[str]] = {quantity: [] for quantity in QUANTITIES}
     for name in record.state:
         prefix, _, rest = name.partition("/")
+        quantity = _PREFIXES.get(prefix, "optimizer slots")
         if prefix in ("model", "ema"):
-            kinds[name] = "weights" if f"model/{rest}" in trained else "moving statistics"
-        else:
-            others = {"loss_scale": "loss scale", "counters": "skipped steps", "metrics": "metrics"}
-            kinds[name] = others.get(prefix, "optimizer slots")
-    return kinds
+            quantity = "weights" if f"model/{rest}" in trained else "moving statistics"
+        names[quantity].append(name)
+    return names
 
 
-def _state(quantity: str, baseline: Record, record: Record, kinds: Mapping[str, str], tolerance: float) -> Deviation:
-    """The largest deviation over the variables of one kind."""
+def _state(
+    baseline: Record, record: Record, names: Mapping[str, Sequence[str]], quantity: str, tolerance: float
+) -> Deviation:
+    """The largest deviation over the variables of one quantity."""
     different = functools.partial(Deviation, quantity=quantity, value=math.inf, tolerance=tolerance)
-    names = [name for name, kind in kinds.items() if kind == quantity]
     extra = [name for name in record.state if name not in baseline.state]
     if extra and quantity == "weights":
         return different(where=f"{extra[0]} is there, on one replica not")
-    if not names:
+    if not names[quantity]:
         return Deviation(quantity=quantity, value=None, tolerance=tolerance)
-    scales = _slot_scales(baseline, names) if quantity == "optimizer slots" else {}
+    scales = _slot_scales(baseline, names[quantity]) if quantity == "optimizer slots" else {}
     worst, worst_name = -1.0, ""
-    for name in names:
+    for name in names[quantity]:
         expected, found = baseline.state[name], record.state.get(name)
         if found is None or found.shape != expected.shape:
             shape = "is missing" if found is None else f"has shape {found.shape} instead of {expected.shape}"
@@ -266,13 +271,18 @@ def _largest(values: Iterable[np.ndarray]) -> float:
 
 
 def _exact(
-    quantity: str, expected: np.ndarray, found: np.ndarray, baseline: Record, record: Record, kinds: Mapping[str, str]
+    baseline: Record,
+    record: Record,
+    names: Mapping[str, Sequence[str]],
+    quantity: str,
+    expected: np.ndarray,
+    found: np.ndarray,
 ) -> Deviation:
     """A sequence over the steps, and the variables behind it, which must be equal."""
     different = functools.partial(Deviation, quantity=quantity, value=math.inf)
     for step in np.flatnonzero(expected != found):
         return different(where=f"step {step + 1} has {found[step]:g}, on one replica {expected[step]:g}")
-    for name in (name for name, kind in kinds.items() if kind == quantity):
+    for name in names[quantity]:
         before, after = baseline.state[name], record.state.get(name)
         if after is None or not np.array_equal(before, after):
             return different(where=f"{name} ends at {after}, on one replica at {before}")

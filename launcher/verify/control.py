@@ -37,7 +37,7 @@ from launcher.step.layers import group_sizes, layers_of
 from launcher.verify.compare import EXACT, Deviation, Record
 
 FACTOR = 4.0
-"""How many times the control's deviation still counts as rounding: two runs of the same rounding differ by 2 or so."""
+"""Multiple of the control's deviation that counts as rounding: two runs of the same rounding differ by 2 or so."""
 
 _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 _FLOAT32 = 2.0**-24

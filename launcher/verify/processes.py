@@ -34,7 +34,7 @@ class Died(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What the processes of one topology are asked to do: the recipe, as the flags of these names gave it, and where.
+    """Task of the processes of one topology: the recipe, as the flags of these names gave it, and where.
 
     Attributes:
       folder: where `record_path` and `refusal_path` are.
@@ -55,11 +55,11 @@ class TrainingJob:
         return Path(self.folder, "job.json")
 
     def record_path(self, rank: int) -> Path:
-        """Where worker `rank` leaves its record."""
+        """File in which worker `rank` leaves its record."""
         return Path(self.folder, f"record-{rank}.npz")
 
     def refusal_path(self, rank: int) -> Path:
-        """Where worker `rank` leaves why it refuses the topology."""
+        """File in which worker `rank` leaves why it refuses the topology."""
         return Path(self.folder, f"refused-{rank}.txt")
 
     def log_path(self, rank: int) -> Path:

@@ -20,7 +20,7 @@ _STYLES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of one topology.
+    """Result of one topology.
 
     Attributes:
       deviations: its distance from one replica; empty when it could not be had.
@@ -60,7 +60,7 @@ class Result:
 
     @property
     def remarks(self) -> list[str]:
-        """What the table has no room for, a line each."""
+        """Lines on what the table has no room for."""
         if self.failure is not None:
             return [f"{self.topology.name}: {self.outcome}: {self.failure}"]
         prefix = "amplified rounding: " if self.is_rounding else ""

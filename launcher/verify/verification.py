@@ -286,7 +286,7 @@ def _so_far(result: Result) -> str:
 
 
 def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], engine: str) -> tuple[int, str]:
-    """How many GPUs to use, and what people should know about it."""
+    """Number of GPUs to use, and what people should know about it."""
     found = len(nvidia.visible(os.environ) if engine == jax_devices.KIND else devices_lib.discover().gpus)
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
     if settings.devices == "gpu":

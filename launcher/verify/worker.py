@@ -97,7 +97,7 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
 
 
 def _metrics(built: session.Session, records: StepRecords) -> dict[str, np.ndarray]:
-    """Those of all steps together, and of an evaluation with the final weights, as far as they are numbers."""
+    """Metrics of all steps together, and of an evaluation with the final weights, as far as they are numbers."""
     task, done = built.plan.recipe.task, records.finite > 0
     sums = {name: folded(name, values[done]) for name, values in records.metrics.items()}
     found = metric_results(task, sums, records.weight[done].sum())

@@ -1,4 +1,4 @@
-"""What float16 loses of a tensor, now and under every loss scale, from counts of its exponents.
+"""Losses of float16 on a tensor, now and under every loss scale, from counts of its exponents.
 
 The exponents are counted on the device, in tables that add up over tensors and replicas; the rest are pure functions of
 NumPy arrays. A scale of 2^k moves a table by k places, so one pass over a tensor tells what every scale would lose.
@@ -67,7 +67,7 @@ class Gradient:
         replicas).
       dtype: it has under the policy.
       counts: [256], see `count_exponents`; of all replicas.
-      maxima: [replicas], largest finite magnitudes; one of them on the wire.
+      maxima: [replicas], largest finite magnitudes; one of them of sums over replicas.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Gradient:
 
 
 def shares(counts: np.ndarray, scale_log2: int = 0, maximum: float | None = None) -> Shares:
-    """What float16 does, under a scale of 2^scale_log2, to values that have these counts and maximum at scale 1.
+    """Shares that float16 loses, under a scale of 2^scale_log2, of values with these counts and maximum at scale 1.
 
     Where the maximum is above 65504 under the scale, at least one value is; of the others between 32768 and 65536 their
     bin cannot tell, and they count as representable.
@@ -140,7 +140,7 @@ def pooled(gradients: Sequence[Gradient], scale_log2: int = 0) -> Shares:
     return shares(counts, scale_log2, max(one.maximum for one in gradients))
 
 
-class ScaleVerdict(NamedTuple):
+class ScaleAdvice(NamedTuple):
     """Whether a run needs a loss scale, and which.
 
     Attributes:
@@ -158,7 +158,7 @@ class ScaleVerdict(NamedTuple):
     headroom_bits: float | None = None
 
 
-def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
+def advise(gradients: Sequence[Gradient], policy: str) -> ScaleAdvice:
     """The recommendation for a policy, from its 16-bit tensors at scale 1.
 
     They are of float32 arithmetic, so that what 16 bits would lose is still there.
@@ -168,13 +168,13 @@ def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
             "mixed_bfloat16": "bfloat16 has the 8 exponent bits of float32: what float32 can hold, it does not flush",
             "float32": "nothing is in 16 bits",
         }[policy]
-        return ScaleVerdict(False, reason)
+        return ScaleAdvice(False, reason)
     narrow = [one for one in gradients if one.dtype == "float16"]
     if bad := next((one for one in narrow if one.counts[NON_FINITE_BIN]), None):
-        return ScaleVerdict(True, f"{bad.path} is not finite in float32 already: no scale helps")
+        return ScaleAdvice(True, f"{bad.path} is not finite in float32 already: no scale helps")
     scale = largest_scale([one.maximum for one in narrow])
     if scale is None:
-        return ScaleVerdict(False, "no gradient in float16 is other than zero")
+        return ScaleAdvice(False, "no gradient in float16 is other than zero")
     at_one = {one.path: shares(one.counts, 0, one.maximum) for one in narrow}
     everything = pooled(narrow)
     worst = max(at_one, key=lambda path: at_one[path].lost)
@@ -189,4 +189,4 @@ def judge(gradients: Sequence[Gradient], policy: str) -> ScaleVerdict:
         needed = False
         why = f"at scale 1, {everything.flushed:.3%} of the gradients are flushed to zero, {worst} loses the most"
     left = headroom(max(one.maximum for one in narrow), scale)
-    return ScaleVerdict(needed, why, scale, harmless_scales(narrow), left)
+    return ScaleAdvice(needed, why, scale, harmless_scales(narrow), left)

@@ -120,7 +120,7 @@ def maxima(seen: tf.Tensor) -> tf.Tensor:
 
 
 def to_reduce(seen: tf.Tensor) -> list[tf.Tensor]:
-    """What this replica adds to a sum over replicas, of tokens' gradients [tensors, TOKEN_SIZE].
+    """Addends of this replica to a sum over replicas, of tokens' gradients [tensors, TOKEN_SIZE].
 
     Returns:
       Counts [tensors, 256], and maxima [replicas, tensors] that are zero but for this replica's row.
@@ -131,7 +131,7 @@ def to_reduce(seen: tf.Tensor) -> list[tf.Tensor]:
 
 
 def observe(tensor: tf.Tensor, place: int = 0) -> tf.Tensor:
-    """What a tap notes of a tensor, float32 [TOKEN_SIZE]."""
+    """Note of a tap on a tensor, float32 [TOKEN_SIZE]."""
     wide = tf.abs(tf.cast(tensor, tf.float32))
     largest = tf.reduce_max(tf.where(tf.math.is_finite(wide), wide, 0.0))
     # Of no elements, the largest is -inf.

@@ -45,7 +45,7 @@ class PrecisionWatch:
 
 
 class Sample(NamedTuple):
-    """What was seen in one batch.
+    """Sample of one batch.
 
     Attributes:
       event: fields of a log event but the step: `lost_share`, `subnormal_share`, `headroom_bits`, `recommended_scale`,

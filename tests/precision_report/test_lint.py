@@ -27,8 +27,10 @@ def lint_of(make, *, policy="mixed_float16", loss=negative_sum, batches=BATCHES,
     made = build(GivenTask(batches, make, loss), precision=policy, **recipe)
     probe = Probe(made)
     batch = next(made.trainer.batches(made.plan.data))
-    counts = probe.run(batch).shadow.activation_counts
-    seen = [one.path for one, count in zip(probe.activations, counts, strict=True) if np.sum(count)]
+    counts = probe.run(batch).shadow.counts
+    seen = [
+        one.path for one, count in zip(probe.tensors, counts, strict=True) if one.kind == "activation" and np.sum(count)
+    ]
     found = lint.lint(made, probe.graph(batch), seen)
     by_rule: dict[str, list] = {}
     for one in found:

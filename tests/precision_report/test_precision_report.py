@@ -62,10 +62,10 @@ def test_finds_the_layer_that_underflows_and_a_scale_that_saves_it():
 
     found = examine(made, PrecisionReportSettings(batches=2), 1.0, lambda line: None)
     lost = {one.path: one for one in found.gradients if one.kind == "activation"}["lost"]
-    assert found.verdict.needed
-    assert found.verdict.scale_log2 is not None and found.verdict.scale_log2 >= 3
+    assert found.advice.needed
+    assert found.advice.scale_log2 is not None and found.advice.scale_log2 >= 3
     assert lost.maximum == 2.0**-26
-    before, after = ({one.path: one for one in found.errors[k]} for k in (0, found.verdict.scale_log2))
+    before, after = ({one.path: one for one in found.errors[k]} for k in (0, found.advice.scale_log2))
     assert before["lost/kernel"].relative == 1  # all of it
     assert after["lost/kernel"].relative < 2e-3
     assert after["lost/kernel"].cosine > 0.9999
@@ -78,7 +78,7 @@ def test_training_with_the_recommended_scale_moves_what_scale_1_does_not():
         return made.model.get_layer("lost").kernel.numpy()
 
     made = build(steep_task(), precision="mixed_float16")
-    scale = 2.0 ** examine(made, PrecisionReportSettings(), 1.0, lambda line: None).verdict.scale_log2
+    scale = 2.0 ** examine(made, PrecisionReportSettings(), 1.0, lambda line: None).advice.scale_log2
     assert not moved("mixed_float16", 1.0).any()
     np.testing.assert_allclose(moved("mixed_float16", scale), moved("float32", 1.0), rtol=5e-3)
 

@@ -31,6 +31,15 @@ def _probe(task, replicas=1, scale=None, **recipe):
     return made, probe, probe.run(next(made.trainer.batches(made.plan.data)), scale)
 
 
+def _rows(probe, table, kind):
+    """Those of a table's rows that are of one kind."""
+    return np.asarray(table)[[one.kind == kind for one in probe.tensors]]
+
+
+def _paths(probe, kind):
+    return [one.path for one in probe.tensors if one.kind == kind]
+
+
 X = np.array([[1.0, 2.0], [3.0, 0.0], [0.5, -1.0], [8.0, 4.0]], np.float32)
 FIRST = np.array([[1.0, 0.0], [0.25, 2.0]], np.float32)
 SECOND = np.array([[2.0**-10], [2.0**-20]], np.float32)
@@ -63,13 +72,13 @@ def test_counts_gradients_of_weights_and_of_activations_before_the_reduction(two
     by_second = [sum(upstream * (row @ FIRST) for row in part) for part in parts]
     by_hidden = np.tile(upstream * SECOND.T, (len(X), 1))
     by_output = np.full(len(X), upstream)
-    assert [one.path for one in probe.weights] == ["first/kernel", "second/kernel"]
-    assert [one.path for one in probe.activations] == ["first", "second"]
-    np.testing.assert_array_equal(found.shadow.weight_counts, [_bins(by_first), _bins(by_second)])
-    np.testing.assert_array_equal(found.shadow.activation_counts, [_bins(by_hidden), _bins(by_output)])
+    assert _paths(probe, "weight") == ["first/kernel", "second/kernel"]
+    assert _paths(probe, "activation") == ["first", "second"]
+    np.testing.assert_array_equal(_rows(probe, found.shadow.counts, "weight"), [_bins(by_first), _bins(by_second)])
+    np.testing.assert_array_equal(_rows(probe, found.shadow.counts, "activation"), [_bins(by_hidden), _bins(by_output)])
     largest = np.stack([np.abs(by_first).max(axis=(1, 2)), np.abs(by_second).max(axis=1)], axis=1)
-    np.testing.assert_array_equal(found.shadow.weight_maxima, largest)
-    np.testing.assert_array_equal(found.shadow.activation_maxima, [[2.0**-12, 0.25]] * replicas)
+    np.testing.assert_array_equal(_rows(probe, found.shadow.maxima.T, "weight").T, largest)
+    np.testing.assert_array_equal(_rows(probe, found.shadow.maxima.T, "activation").T, [[2.0**-12, 0.25]] * replicas)
     np.testing.assert_allclose(found.shadow.loss, -(X @ FIRST @ SECOND).mean())
 
 
@@ -86,13 +95,13 @@ def test_a_float16_pass_shows_what_the_scale_saves(two_layers):
     _, probe, lost = _probe(two_layers, precision="mixed_float16", scale=2.0**-5)
     _, _, saved = _probe(two_layers, precision="mixed_float16", scale=2.0**10)
 
-    assert {one.dtype for one in [*probe.weights, *probe.activations]} == {"float16"}
+    assert {one.dtype for one in probe.tensors} == {"float16"}
     hidden = [0, 1]
     # Of the activation gradients 2^-12 and 2^-22, the scale 2^-5 takes the second below 2^-25.
-    assert lost.real.activation_counts[0][0] == 4
-    assert saved.real.activation_counts[0][0] == 0
-    np.testing.assert_array_equal(lost.shadow.activation_counts, saved.shadow.activation_counts)
-    assert (lost.shadow.activation_counts[0][[float16_losses.BIAS - 12, float16_losses.BIAS - 22]] == 4).all()
+    assert lost.real.counts[2][0] == 4
+    assert saved.real.counts[2][0] == 0
+    np.testing.assert_array_equal(lost.shadow.counts, saved.shadow.counts)
+    assert (lost.shadow.counts[2][[float16_losses.BIAS - 12, float16_losses.BIAS - 22]] == 4).all()
     assert lost.compared.relative_error[hidden].max() > saved.compared.relative_error[hidden].max()
     np.testing.assert_allclose(saved.compared.cosine, 1, atol=1e-6)
 
@@ -100,9 +109,9 @@ def test_a_float16_pass_shows_what_the_scale_saves(two_layers):
 def test_overflow_is_counted_and_has_no_direction(two_layers):
     _, _, found = _probe(two_layers, precision="mixed_float16", scale=2.0**20)
 
-    assert found.real.activation_counts[1][float16_losses.NON_FINITE_BIN] == 4
+    assert found.real.counts[3][float16_losses.NON_FINITE_BIN] == 4
     assert np.isnan(found.compared.cosine[0])
-    assert found.shadow.activation_counts[:, float16_losses.NON_FINITE_BIN].sum() == 0
+    assert found.shadow.counts[2:, float16_losses.NON_FINITE_BIN].sum() == 0
 
 
 class _Drawn(keras.layers.Layer):
@@ -150,13 +159,13 @@ def test_a_model_with_state_is_left_as_it_was_and_counted_whole_and_its_shadow_d
 
     # Both passes drop the same. A softmax over keys does not notice what is added to all of them: that gradient is
     # rounding alone.
-    told = [not one.path.endswith("key/bias") for one in probe.weights]
+    told = [not one.path.endswith("key/bias") for one in probe.tensors if one.kind == "weight"]
     assert found.compared.cosine[told].min() > 0.99
     np.testing.assert_allclose(found.real.loss, found.shadow.loss, rtol=0.02)
 
     # Every leaf layer behind the first weights is counted.
-    totals = found.shadow.activation_counts.sum(axis=1)
-    counts = dict(zip([one.path for one in probe.activations], totals, strict=True))
+    totals = _rows(probe, found.shadow.counts, "activation").sum(axis=1)
+    counts = dict(zip(_paths(probe, "activation"), totals, strict=True))
     examples = 2 * 8 // 2 // 2  # the first microbatch of each replica, of which there are two
     assert counts["before"] == 0
     assert counts["shared"] == 2 * examples * 6 * 4
@@ -168,7 +177,7 @@ def test_a_model_with_state_is_left_as_it_was_and_counted_whole_and_its_shadow_d
 
     # The shadow computes in float32 throughout.
     assert {layer.compute_dtype for layer in probe.shadow.layers} == {"float32"}
-    assert {one.dtype for one in probe.activations} == {"float16", "float32"}
+    assert {one.dtype for one in probe.tensors if one.kind == "activation"} == {"float16", "float32"}
     for one, other in zip(probe.model.weights, probe.shadow.weights, strict=True):
         np.testing.assert_array_equal(copies(one), copies(other))
 

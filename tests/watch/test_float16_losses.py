@@ -57,7 +57,7 @@ def test_zeros_are_no_loss():
     one = gradient(np.zeros(10))
 
     assert float16_losses.shares(one.counts, 0, one.maximum) == (0, 0, 0)
-    assert float16_losses.judge([one], "mixed_float16").scale_log2 is None
+    assert float16_losses.advise([one], "mixed_float16").scale_log2 is None
 
 
 @pytest.mark.parametrize(("maximum", "expected"), [(1.0, 14), (65504.0, -1), (2.0**-20, 24), (0.75 * 2**-3, 18)])
@@ -84,8 +84,8 @@ def test_harmless_scales_are_those_at_which_a_cast_loses_less():
 
 
 def test_a_scale_is_needed_where_gradients_underflow_and_only_there():
-    lost = float16_losses.judge([gradient(spread(3, -34, -16))], "mixed_float16")
-    kept = float16_losses.judge([gradient(spread(4, -18, -2))], "mixed_float16")
+    lost = float16_losses.advise([gradient(spread(3, -34, -16))], "mixed_float16")
+    kept = float16_losses.advise([gradient(spread(4, -18, -2))], "mixed_float16")
 
     assert lost.needed
     assert lost.scale_log2 == 24
@@ -94,7 +94,7 @@ def test_a_scale_is_needed_where_gradients_underflow_and_only_there():
 
 
 def test_one_layer_that_underflows_among_large_ones_is_enough():
-    verdict = float16_losses.judge(
+    verdict = float16_losses.advise(
         [gradient(spread(5, -10, -2, 10**6), "large"), gradient(spread(6, -30, -22, 500), "small")], "mixed_float16"
     )
 
@@ -105,8 +105,8 @@ def test_one_layer_that_underflows_among_large_ones_is_enough():
 def test_gradients_that_float32_computes_need_no_scale():
     tiny = spread(7, -34, -30)
 
-    assert not float16_losses.judge([gradient(tiny, dtype="float32")], "mixed_float16").needed
-    verdict = float16_losses.judge([gradient(tiny, dtype="bfloat16")], "mixed_bfloat16")
+    assert not float16_losses.advise([gradient(tiny, dtype="float32")], "mixed_float16").needed
+    verdict = float16_losses.advise([gradient(tiny, dtype="bfloat16")], "mixed_bfloat16")
     assert not verdict.needed
     assert "8 exponent bits" in verdict.why
 
@@ -114,6 +114,6 @@ def test_gradients_that_float32_computes_need_no_scale():
 def test_no_scale_is_recommended_for_what_is_not_finite_in_float32():
     broken = gradient([1.0, np.inf], "broken")
 
-    verdict = float16_losses.judge([Gradient(**{**vars(broken), "maxima": np.array([1.0])})], "mixed_float16")
+    verdict = float16_losses.advise([Gradient(**{**vars(broken), "maxima": np.array([1.0])})], "mixed_float16")
     assert verdict.scale_log2 is None
     assert "broken" in verdict.why

@@ -1,4 +1,4 @@
-"""What a compiler made of a step, and what is read off it: instructions, costs and memory."""
+"""Compiled programs, and what is read off them: instructions, costs and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """What the compiler made of a program.
+    """Outcome of compiling a program.
 
     Attributes:
       error: why it refuses the program, in its own words; None when it compiled.

@@ -98,7 +98,7 @@ class Collective:
 
     @property
     def crossings(self) -> int:
-        """How often its bytes cross a device's links at least, for n devices times (n - 1) / n.
+        """Number of times that its bytes cross a device's links at least, for n devices times (n - 1) / n.
 
         A sum over all is scattered and then gathered (Patarasuk and Yuan 2009).
         """
@@ -119,7 +119,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of one step on one device.
+    """Costs of one step on one device: FLOPs, memory traffic and collectives.
 
     Attributes:
       flops: of matrix products and convolutions.

@@ -44,7 +44,7 @@ def count(optimised: Module, before_libraries: Module | None) -> Costs:
 
 
 def _kernels(optimised: Module) -> dict[str, int]:
-    """How many kernels of each kind a step starts, the most frequent first."""
+    """Numbers of kernels of each kind that a step starts, the most frequent first."""
     counts: Counter[str] = Counter()
     for instruction, times in costs_lib.executed(optimised.entry):
         if instruction.opcode not in FREE and not instruction.opcode.endswith(("-done", "-update")):

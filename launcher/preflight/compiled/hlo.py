@@ -66,7 +66,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class OpSource:
-    """Where an instruction is from, as far as known."""
+    """Origin of an instruction, as far as known."""
 
     op_name: str = ""  # path of names that the framework gave
     line: str = ""  # "file:line" of the user's code
@@ -91,12 +91,12 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Of a custom call, what it calls; "" of anything else."""
+        """Name of what a custom call calls; "" of anything else."""
         return self.proto.custom_call_target
 
     @property
     def config(self) -> str:
-        """What the compiler noted for its own backend, most often as JSON."""
+        """Notes of the compiler for its own backend, most often as JSON."""
         return self.proto.backend_config.decode("utf-8", "replace")
 
     @property
@@ -166,7 +166,7 @@ def parse(dump: str, line_of: Callable[[str], str] = lambda op_name: "") -> Modu
         unread += _fill(by_id[each.id], each, by_id, line_of)
     computations = {each.name: each for each in by_id.values()}
     entry = computations.get(module.entry_computation_name)
-    unread += _never_run(computations, entry) if entry else ["where the program begins"]
+    unread += [] if entry else ["where the program begins"]
     return Module(computations, entry or Computation(""), tuple(unread))
 
 
@@ -207,17 +207,6 @@ def _fill(
     computation.root_id = proto.root_id
     if proto.root_id not in made or len(computation.instructions) < len(made):
         yield f"all of computation {proto.name}"
-
-
-def _never_run(computations: Mapping[str, Computation], entry: Computation) -> Iterator[str]:
-    """Computations that nothing reaches from where the program begins."""
-    reached, waiting = set(), [entry]
-    while waiting:
-        computation = waiting.pop()
-        if computation not in reached:
-            reached.add(computation)
-            waiting += [called for each in computation.instructions.values() for called in each.called]
-    return (f"what runs computation {name}" for name, each in computations.items() if each not in reached)
 
 
 def arrays(shape: Any) -> tuple[Array, ...]:
