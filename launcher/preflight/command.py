@@ -47,8 +47,7 @@ class Preflight:
         self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
         self._not_applicable: list[tuple[str, str]] = []  # names of cases, and why nothing can be told of them
-        cards = (dataclasses.replace(gpus.find(name), engine=self.engine) for name in self.gpu_types)
-        targets = [*map(slices.find, self.tpu_types), *cards]
+        targets = [*map(slices.find, self.tpu_types), *(gpus.find(name, self.engine) for name in self.gpu_types)]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         self._cases = [Case(where=where, changes=change) for where in targets for change in changes]
         self._versions: dict[str, str] = {}

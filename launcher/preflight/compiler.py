@@ -38,14 +38,6 @@ _SYMBOL = re.compile(r"@[\w.$-]+")
 _PRIVATE_FUNCTION = re.compile(r"func\.func private (@[\w.$-]+)")
 
 
-class OutOfHostMemoryError(TrainingError):
-    """The compiler needs more memory than this machine has: exit 70, running it again here will not help."""
-
-
-class CompilerDiedError(LauncherError):
-    """The compiler's process ended without an answer."""
-
-
 def default_cache_dir(environ: Mapping[str, str]) -> str:
     """`launcher/preflight` in the user's cache: $XDG_CACHE_HOME, else ~/.cache."""
     home = environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -107,8 +99,9 @@ class Compiler:
         """Compiles MLIR text for all replicas of a target, or finds what came of it before.
 
         Raises:
-          OutOfHostMemoryError, CompilerDiedError: no answer.
-          UsageError: none within the time, the compiler is not installed or its version does not fit, or the cache
+          TrainingError: this machine has too little memory for the compiler: running it again here will not help.
+          LauncherError: the compiler died.
+          UsageError: no answer within the time, the compiler is not installed or its version does not fit, or the cache
             cannot be written.
         """
         request, versions = where.compile_request(), require_versions(where.accelerator)
@@ -123,7 +116,7 @@ class Compiler:
                 self._run(folder, stablehlo, request, where)
                 outcome = _read(folder / OUTCOME)
                 if outcome is None:
-                    raise CompilerDiedError(f"{_compiler_for(where)} left no result for {where.name}")
+                    raise LauncherError(f"{_compiler_for(where)} left no result for {where.name}")
                 if unsupported := outcome.pop("unsupported"):
                     installed = ", ".join(f"{name} {version}" for name, version in versions.items())
                     tried = " and ".join(f"{name} {version}" for name, version in MINIMUM.items() if name in versions)
@@ -192,13 +185,13 @@ def _death(code: int, log: Path, where: Target) -> LauncherError:
     lines = log.read_text("utf-8", errors="replace").splitlines()
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
         gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        return OutOfHostMemoryError(
+        return TrainingError(
             f"{_compiler_for(where)} was killed while compiling for {where.name}: this machine's memory "
             f"({gib:.1f} GiB) is most likely too small for it. Run on a machine with more, end other programs, or "
             "try a smaller model"
         )
     how, words = child_process.describe_end(code, lines, count=_TAIL_LINES)
-    return CompilerDiedError(f"{_compiler_for(where)} ended with {how} while compiling for {where.name}{words}")
+    return LauncherError(f"{_compiler_for(where)} ended with {how} while compiling for {where.name}{words}")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

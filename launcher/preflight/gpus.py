@@ -80,22 +80,21 @@ class GpuMachines(Target):
 
     card: Card
     gpus: int
-    engine: str = "tensorflow"
+    engine: str  # that the memory left to a step is of
 
     def describe(self) -> str:
         hosts = plural(self.num_hosts, "host")
         return f"{self.name}: {plural(self.num_replicas, 'GPU')} NVIDIA {self.card.model}, {hosts}"
 
+    @property
+    def local_replicas(self) -> int:
+        return self.gpus
+
     def strategy(self) -> StrategyPlan:
         kind = "multi_worker" if self.num_hosts > 1 else "mirrored" if self.gpus > 1 else "one_device"
-        kind = KIND if self.engine == KIND else kind
-        return StrategyPlan(
-            kind=kind,
-            num_replicas=self.num_replicas,
-            local_replicas=self.gpus,
-            why=self.describe(),
-            devices=tuple(f"GPU:{index}" for index in range(self.gpus)),
-            accelerator="gpu",
+        return dataclasses.replace(
+            super().strategy(),
+            kind=KIND if self.engine == KIND else kind,
             compute_capability=self.card.capability,
             gpu_model=self.card.model,
             absent=True,
@@ -178,17 +177,17 @@ class GpuMachines(Target):
         gpus = self.gpus
         while self.num_hosts == 1 and gpus < self.card.most_on_a_host:
             gpus = min(2 * gpus, self.card.most_on_a_host)
-            yield dataclasses.replace(_machines(self.card, 1, gpus), engine=self.engine)
+            yield _machines(self.card, 1, gpus, self.engine)
         hosts = 2 * self.num_hosts
         while self.card.network is not None and hosts <= _MOST_HOSTS:
-            yield dataclasses.replace(_machines(self.card, hosts, gpus), engine=self.engine)
+            yield _machines(self.card, hosts, gpus, self.engine)
             hosts *= 2
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
         return advice.tensor_cores(costs, self.card)
 
 
-def find(gpu_type: str) -> GpuMachines:
+def find(gpu_type: str, engine: str = "tensorflow") -> GpuMachines:
     """The machines that a type such as "h100", "h100:8" or "a100-80:8x8" names.
 
     Raises:
@@ -210,10 +209,10 @@ def find(gpu_type: str) -> GpuMachines:
         )
     if hosts > 1 and card.network is None:
         raise UsageError(f"--gpu_type={gpu_type}: no known host of {name} has a network; ask for {name}:{gpus}")
-    return _machines(card, hosts, gpus)
+    return _machines(card, hosts, gpus, engine)
 
 
-def _machines(card: Card, hosts: int, gpus: int) -> GpuMachines:
+def _machines(card: Card, hosts: int, gpus: int, engine: str) -> GpuMachines:
     name = f"{card.name}:{f'{hosts}x' if hosts > 1 else ''}{gpus}"
     of_card = {what: one for what, one in card.constants.items() if what != "network" or hosts > 1}
     return GpuMachines(
@@ -231,6 +230,7 @@ def _machines(card: Card, hosts: int, gpus: int) -> GpuMachines:
         # No clock: XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's.
         card=card,
         gpus=gpus,
+        engine=engine,
     )
 
 

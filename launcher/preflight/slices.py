@@ -13,13 +13,11 @@ from typing import Any, ClassVar
 
 from launcher.errors import UsageError, advice
 from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
-from launcher.machine.strategy import StrategyPlan
 from launcher.preflight.advice import padding
 from launcher.preflight.compiled.costs import Collective, Costs
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, first, plural
-from launcher.run.plan import RunPlan
 
 _FILE = Path(__file__).with_name("tpu_slices.txt")
 _CHIPS_A_HOST = 4
@@ -51,16 +49,6 @@ class Slice(Target):
     host_shape: tuple[int, int, int]  # chips of one host along each axis
 
     @property
-    def topology_options(self) -> dict[str, str | list[int]]:
-        """Options that libtpu must be told beyond the name."""
-        options: dict[str, str | list[int]] = {}
-        if math.prod(self.host_shape) != _CHIPS_A_HOST:
-            options["chips_per_host_bounds"] = [*self.host_shape]
-        if self.chip is V4:  # else a device for each of the two cores of a chip
-            options["chip_config_name"] = "megacore"
-        return options
-
-    @property
     def links(self) -> int:
         """Links of the chip that has the fewest, a corner: two along a closed axis, one along an open one."""
         return sum((2 if self._closed(length) else 1) for length in self.shape if length > 1)
@@ -75,26 +63,13 @@ class Slice(Target):
         shape, hosts = "x".join(map(str, self.shape)), plural(self.num_hosts, "host")
         return f"{self.name}: {plural(self.num_chips, 'chip')} ({shape}), {self.num_replicas} replicas, {hosts}"
 
-    def strategy(self) -> StrategyPlan:
-        return StrategyPlan(
-            kind="tpu",
-            num_replicas=self.num_replicas,
-            local_replicas=self.num_replicas,
-            why=self.describe(),
-            devices=tuple(f"TPU:{index}" for index in range(self.num_replicas)),
-            accelerator="tpu",
-        )
-
-    def check(self, plan: RunPlan) -> None:
-        """All that a TPU runs is compiled."""
-
     def compile_request(self) -> dict[str, Any]:
-        return {
-            "platform": "tpu",
-            "topology": {"topology_name": self.topology_name, **self.topology_options},
-            "num_replicas": self.num_replicas,
-            "xla_flags": [],
-        }
+        topology: dict[str, str | list[int]] = {"topology_name": self.topology_name}
+        if math.prod(self.host_shape) != _CHIPS_A_HOST:
+            topology["chips_per_host_bounds"] = [*self.host_shape]
+        if self.chip is V4:  # else a device for each of the two cores of a chip
+            topology["chip_config_name"] = "megacore"
+        return {"platform": "tpu", "topology": topology, "num_replicas": self.num_replicas, "xla_flags": []}
 
     def compute_seconds(self, costs: Costs) -> float:
         return costs.flops / self.peak_flops
@@ -131,11 +106,10 @@ def _slices() -> Iterator[Slice]:
         if not line.startswith("#"):
             family, counts, _, *shapes = line.split()
             for text in shapes:
-                shape = tuple(int(length) for length in text.split("x"))
-                yield _slice(f"{family}-{math.prod(shape) * (2 if counts == 'cores' else 1)}", CHIPS[family], shape)
+                yield _slice(CHIPS[family], counts == "cores", tuple(map(int, text.split("x"))))
 
 
-def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
+def _slice(chip: Chip, counts_cores: bool, shape: tuple[int, ...]) -> Slice:
     num_chips = math.prod(shape)
     host_shape = (2, 2, 1)
     if num_chips == 1:
@@ -143,7 +117,7 @@ def _slice(name: str, chip: Chip, shape: tuple[int, ...]) -> Slice:
     elif chip in (V5E, V6E) and num_chips == 8:
         host_shape = (2, 4, 1)
     return Slice(
-        name=name,
+        name=f"{chip.family}-{num_chips * (2 if counts_cores else 1)}",
         device_name=chip.generation,
         topology_name=f"{_LIBTPU.get(chip.family, chip.family)}:{'x'.join(map(str, shape))}",
         num_chips=num_chips,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from launcher.machine.accelerators import Constant
+from launcher.machine.strategy import StrategyPlan
 from launcher.preflight.compiled import costs as costs_lib
 from launcher.preflight.compiled.costs import Collective, Costs, Operation
 from launcher.preflight.compiled.hlo import Module
 
 if TYPE_CHECKING:
-    from launcher.machine.strategy import StrategyPlan
     from launcher.preflight.compiled.hbm import HbmUse
     from launcher.run.plan import RunPlan
 
@@ -54,13 +54,25 @@ class Target(abc.ABC):
     def describe(self) -> str:
         """For people, in a line."""
 
-    @abc.abstractmethod
+    @property
+    def local_replicas(self) -> int:
+        """Replicas of one process."""
+        return self.num_replicas
+
     def strategy(self) -> StrategyPlan:
         """Strategy of a run on them."""
+        return StrategyPlan(
+            kind=self.accelerator,
+            num_replicas=self.num_replicas,
+            local_replicas=self.local_replicas,
+            why=self.describe(),
+            devices=tuple(f"{self.accelerator.upper()}:{index}" for index in range(self.local_replicas)),
+            accelerator=self.accelerator,
+        )
 
-    @abc.abstractmethod
     def check(self, plan: RunPlan) -> None:
         """Raises UsageError where nothing can be told of such a run."""
+        return
 
     def configure(self) -> None:
         """Sets TensorFlow up as a run on them does, as far as that changes what is lowered."""

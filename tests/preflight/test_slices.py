@@ -36,15 +36,15 @@ def test_the_compiler_knows_a_topology_for_each_family_with_as_many_devices_and_
     program = (
         "import json, sys\n"
         "from jax.experimental import topologies\n"
-        "for name, options in json.load(sys.stdin):\n"
-        "    devices = topologies.get_topology_desc(platform='tpu', topology_name=name, **options).devices\n"
+        "for topology in json.load(sys.stdin):\n"
+        "    devices = topologies.get_topology_desc(platform='tpu', **topology).devices\n"
         "    print(len(devices), len({device.process_index for device in devices}))\n"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
     environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        input=json.dumps([(SLICES[name].topology_name, SLICES[name].topology_options) for name in names]),
+        input=json.dumps([SLICES[name].compile_request()["topology"] for name in names]),
         capture_output=True,
         text=True,
         env=environ,
