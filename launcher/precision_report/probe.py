@@ -125,7 +125,7 @@ def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, l
     local = step.first_microbatch(batch, scale=scale)
     seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
     *tables, loss, weight = gradients.reduce_sum([*gradient_taps.to_reduce(seen), local.loss, local.weight])
-    return Seen(*tables, tf.math.divide_no_nan(loss, weight)), local.gradients
+    return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients
 
 
 def _compare(expected: list[tf.Tensor], found: list[tf.Tensor]) -> Compared:
