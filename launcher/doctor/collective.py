@@ -17,6 +17,7 @@ from launcher.doctor import child, peer_exchange
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_RETRY
 from launcher.machine.tensorflow_import import import_tensorflow
+from launcher.reporting.units import bytes_text, milliseconds
 
 LIMIT_SECONDS = 120.0
 
@@ -48,8 +49,11 @@ def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
     built = outcome.answers.get("build")
     sizes = [outcome.answers[name] for name in SIZES if name in outcome.answers]
     wrong = next((answer for answer in (built, *sizes) if answer and answer.problem), None)
+    if wrong is not None and wrong.refused:
+        return fail(wrong.refused, "change the flag or the variable that the message names")
     if wrong is not None:
-        return _broken(wrong)
+        fix = "run it again; if it fails again, NCCL_DEBUG=INFO and TF_CPP_MIN_LOG_LEVEL=0 say more"
+        return fail(wrong.error, fix, exit_code=EXIT_RETRY)
     if built is None or len(sizes) < len(SIZES):
         reached = f"; {_speeds(sizes, built.values['replicas'])}" if built and sizes else ""
         where = "before the strategy was made" if built is None else f"with {built.values['replicas']} replicas"
@@ -79,21 +83,9 @@ def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
     return ok(seen)
 
 
-def _broken(answer: child.Answer) -> Finding:
-    if answer.refused:
-        return fail(answer.refused, "change the flag or the variable that the message names")
-    fix = "run it again; if it fails again, NCCL_DEBUG=INFO and TF_CPP_MIN_LOG_LEVEL=0 say more"
-    return fail(answer.error, fix, exit_code=EXIT_RETRY)
-
-
 def _speeds(sizes: list[child.Answer], replicas: int) -> str:
-    parts = [f"{_size(answer)} in {answer.values['seconds'] * 1e3:.3g} ms" for answer in sizes]
+    parts = [f"{bytes_text(one.values['bytes'])} in {milliseconds(one.values['seconds'])}" for one in sizes]
     return f"{', '.join(parts)}: {_bus_bandwidth(sizes[-1], replicas) / 1e9:.3g} GB/s a replica"
-
-
-def _size(answer: child.Answer) -> str:
-    size = answer.values["bytes"]
-    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"
 
 
 def _bus_bandwidth(answer: child.Answer, replicas: int) -> float:
