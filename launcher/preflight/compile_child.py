@@ -23,7 +23,7 @@ import numpy as np
 from launcher.errors import EXIT_DONE
 from launcher.machine import child_process
 
-REQUEST, PROGRAM, OUTCOME, DUMP, LOG = "request.json", "program.mlir", "outcome.json.gz", "dump", "log.txt"
+REQUEST, OUTCOME, DUMP, LOG = "request.json", "outcome.json.gz", "dump", "log.txt"
 
 # XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
 # then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
@@ -42,32 +42,27 @@ def main(argv: list[str]) -> int:
     """Compiles what the folder asks for and leaves the outcome there."""
     child_process.follow_parent()
     folder = Path(argv[1])
-    request = json.loads((folder / REQUEST).read_text("utf-8"))
-    del request["xla_flags"]  # which XLA found in the environment
-    outcome = _outcome(folder, request)
-    partial = folder / f"{OUTCOME}.partial"
-    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
+    outcome = _outcome(folder / DUMP, json.loads((folder / REQUEST).read_text("utf-8")))
+    with gzip.open(folder / OUTCOME, "wt", encoding="utf-8", compresslevel=6) as file:
         json.dump(outcome, file)
-    partial.rename(folder / OUTCOME)
     return EXIT_DONE
 
 
-def _outcome(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+def _outcome(dump: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `compiled.Compilation`, and "unsupported": why these versions cannot be used, or None."""
     outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}}
-    stablehlo = (folder / PROGRAM).read_text("utf-8")
     started = time.monotonic()
     try:
-        outcome |= _compile(stablehlo, **request)
+        outcome |= _compile(**request)
         if request["platform"] == "cuda" and (refusal := outcome["error"]):
             # Without a GPU to try on, XLA may take tiles for a product of which Triton makes no kernel.
-            shutil.rmtree(folder / DUMP, ignore_errors=True)
-            outcome |= {"error": None} | _compile(stablehlo, **request, overrides=WITHOUT_TRITON)
+            shutil.rmtree(dump, ignore_errors=True)
+            outcome |= {"error": None} | _compile(**request, overrides=WITHOUT_TRITON)
             outcome |= {"error": refusal} if outcome["error"] else {"without_triton": refusal}
     except (ImportError, AttributeError, TypeError) as error:  # JAX has changed
         outcome["unsupported"] = f"{type(error).__name__}: {error}"
     outcome["seconds"] = time.monotonic() - started
-    outcome |= _dumped(folder / DUMP, request["platform"])
+    outcome |= _dumped(dump, request["platform"])
     failed = outcome["error"] is not None or outcome["unsupported"] is not None
     if not failed and not outcome["hlo"]:
         outcome["unsupported"] = "it left no optimised program"
@@ -77,8 +72,8 @@ def _outcome(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
 # Leans on jaxlib: a program is compiled for a topology by these modules of jax and jaxlib. Noticed by
 # tests/preflight/test_compiler.py. Then: see what `jax.jit` calls in the new version; preflight needs it.
 def _compile(
-    stablehlo: str,
     *,
+    stablehlo: str,
     platform: str,
     topology: Mapping[str, Any],
     num_replicas: int,

@@ -18,7 +18,7 @@ from typing import Any
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import accelerators, child_process, installation
-from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, PROGRAM, REQUEST
+from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, REQUEST
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.targets import Target
 
@@ -105,7 +105,7 @@ class Compiler:
             cannot be written.
         """
         request, versions = where.compile_request(), require_versions(where.accelerator)
-        entry = self._cache_dir / f"{_key(stablehlo, request, versions)}.json.gz"
+        entry = self._cache_dir / f"{_key(stablehlo, [*where.xla_flags, request, versions])}.json.gz"
         kept = _read(entry)
         if kept is not None:
             return Compilation(**kept, cached=True)
@@ -113,7 +113,7 @@ class Compiler:
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="compiling-") as name:
                 folder = Path(name)
-                self._run(folder, stablehlo, request, where)
+                self._run(folder, {"stablehlo": stablehlo, **request}, where)
                 outcome = _read(folder / OUTCOME)
                 if outcome is None:
                     raise LauncherError(f"{_compiler_for(where)} left no result for {where.name}")
@@ -132,11 +132,10 @@ class Compiler:
             raise UsageError(f"--preflight_cache={self._cache_dir}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
 
-    def _run(self, folder: Path, stablehlo: str, request: Mapping[str, Any], where: Target) -> None:
-        (folder / PROGRAM).write_text(stablehlo, "utf-8")
+    def _run(self, folder: Path, request: Mapping[str, Any], where: Target) -> None:
         (folder / REQUEST).write_text(json.dumps(request), "utf-8")
         command, log = [*self._child, str(folder)], folder / LOG
-        with child_process.running(command, log=log, environ=_environment(folder, request)) as process:
+        with child_process.running(command, log=log, environ=_environment(folder, where)) as process:
             try:
                 process.wait(self._timeout_seconds)
             except subprocess.TimeoutExpired:
@@ -147,8 +146,8 @@ class Compiler:
             raise _death(process.returncode, log, where)
 
 
-def _key(stablehlo: str, request: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    deciding = [_KEPT, request, versions, {_DECIDING: os.environ.get(_DECIDING, "")}]
+def _key(stablehlo: str, target: list[Any]) -> str:
+    deciding = [_KEPT, *target, {_DECIDING: os.environ.get(_DECIDING, "")}]
     parts = [_named_by_order(stablehlo), json.dumps(deciding, sort_keys=True)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -165,7 +164,7 @@ def _compiler_for(where: Target) -> str:
     return f"the {where.accelerator.upper()} compiler"
 
 
-def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
+def _environment(folder: Path, where: Target) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
     root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
     return environ | {
@@ -176,7 +175,7 @@ def _environment(folder: Path, request: Mapping[str, Any]) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the devices that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file
-        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_proto", *request["xla_flags"]]),
+        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_proto", *where.xla_flags]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 

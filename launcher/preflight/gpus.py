@@ -76,6 +76,12 @@ class GpuMachines(Target):
         "GPU itself; without it, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
         "and the rest runs as kernels, so its figures are near these"
     )
+    xla_flags: ClassVar[tuple[str, ...]] = (
+        # Its kernels are thrown away: they need not be good.
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        DUMP_BEFORE_LIBRARIES,
+    )
     memory_name: ClassVar[str] = "memory"
 
     card: Card
@@ -117,12 +123,6 @@ class GpuMachines(Target):
             "platform": "cuda",
             "topology": {"topology": self.topology_name, "target_config": _target_config(self.card)},
             "num_replicas": self.num_replicas,
-            "xla_flags": [
-                # Its kernels are thrown away: they need not be good.
-                "--xla_backend_optimization_level=0",
-                "--xla_llvm_disable_expensive_passes=true",
-                DUMP_BEFORE_LIBRARIES,
-            ],
         }
 
     def count(self, optimised: Module, before_libraries: Module | None) -> Costs:

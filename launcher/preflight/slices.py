@@ -69,7 +69,7 @@ class Slice(Target):
             topology["chips_per_host_bounds"] = [*self.host_shape]
         if self.chip is V4:  # else a device for each of the two cores of a chip
             topology["chip_config_name"] = "megacore"
-        return {"platform": "tpu", "topology": topology, "num_replicas": self.num_replicas, "xla_flags": []}
+        return {"platform": "tpu", "topology": topology, "num_replicas": self.num_replicas}
 
     def compute_seconds(self, costs: Costs) -> float:
         return costs.flops / self.peak_flops

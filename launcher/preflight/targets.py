@@ -29,6 +29,7 @@ class Target(abc.ABC):
 
     accelerator: ClassVar[str]  # "tpu" or "gpu"
     figures_of: ClassVar[str] = ""  # what of a run the figures are of; empty where it is the very program
+    xla_flags: ClassVar[tuple[str, ...]] = ()  # for its compiler
     memory_name: ClassVar[str]  # as the bounds call it, such as "HBM"
 
     name: str  # as its flag has it, such as "v5litepod-256" or "h100:8"
@@ -80,7 +81,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     def compile_request(self) -> dict[str, Any]:
-        """Request to the compiler's process: "platform", "topology", "num_replicas" and "xla_flags"."""
+        """Request to the compiler's process: "platform", "topology" and "num_replicas"."""
 
     def count(self, optimised: Module, before_libraries: Module | None) -> Costs:
         """Costs of a program, which before parts of it became calls of libraries was another one, or None."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -145,8 +144,7 @@ def test_a_compiler_that_aborts_is_reported_with_its_last_words(tmp_path):
 
 
 def test_the_compilers_process_does_not_outlive_the_one_that_started_it(tmp_path):
-    (tmp_path / "request.json").write_text(json.dumps(WHERE.compile_request()))
-    os.mkfifo(tmp_path / "program.mlir")  # the child waits for the program for ever
+    os.mkfifo(tmp_path / "request.json")  # the child waits for ever for what it is to do
     starter = textwrap.dedent(f"""
         import os, subprocess, sys
         child = subprocess.Popen([sys.executable, "-m", "launcher.preflight.compile_child", {str(tmp_path)!r}],
