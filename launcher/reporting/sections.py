@@ -161,6 +161,12 @@ def workers(folder: RunFolder) -> Section | None:
     return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} is a straggler.")))
 
 
+def kernels(folder: RunFolder) -> Section | None:
+    """Kernels that took most of a GPU in the traced steps."""
+    rows = [[name, page.show(times), f"{taken:.3f}"] for name, times, taken in folder.summary.get("kernels", ())]
+    return Section("Kernels", page.grid([["Kernel", "Times", "ms a step"], *rows])) if rows else None
+
+
 def changes(folder: RunFolder) -> Section | None:
     """What the command line changed of the recipe."""
     if folder.record is None or not folder.record.changes:
@@ -177,7 +183,7 @@ def plan(folder: RunFolder) -> Section | None:
     return Section("Plan", described) if described else None
 
 
-SECTIONS = (curves, spikes, evaluations, samples, attempts, where_the_time_went, workers, changes)
+SECTIONS = (curves, spikes, evaluations, samples, attempts, where_the_time_went, kernels, workers, changes)
 
 
 def _first_ten(heading: Sequence[str], rows: Sequence[Sequence[Any]], others: str) -> str:

@@ -88,7 +88,7 @@ def test_another_accelerator_is_refused_in_one_message(run_launcher, tmp_path):
     assert done.returncode == 64 and "JAX_PLATFORMS=rocm" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly  # of the kernels: tests/run/test_profile_of_jax.py
 def test_the_doctor_examines_the_gpus_through_jax_and_a_trace_is_written(run_launcher, tmp_path):
     done = run_launcher("--mode=doctor", "--doctor_checks=gpus", env=played.machine(2))
     assert done.returncode == 0 and "2 x cpu, 16.0 GiB offered" in done.stdout, done.stdout

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import gzip
+import json
+import os
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -30,6 +35,22 @@ class ProfiledSteps(NamedTuple):
         return cls(first, last)
 
 
+def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
+    """The ten kernels of JAX's newest trace that take most of a GPU: name, how often in all, ms a step."""
+    newest = max(folder.glob("plugins/profile/*/*.trace.json.gz"), key=os.path.getmtime, default=None)
+    events = json.loads(gzip.decompress(newest.read_bytes()))["traceEvents"] if newest else []
+    # Beside a GPU's streams stand others that say the same by module and by operation.
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"
+    }
+    durations: dict[str, list[float]] = collections.defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and "Stream" in names.get((event["pid"], event["tid"]), ""):
+            durations[event["name"]].append(event["dur"])
+    ranked = sorted(durations.items(), key=lambda item: -sum(item[1]))[:10]
+    return [(name, len(times), sum(times) / 1e3 / num_steps) for name, times in ranked]
+
+
 class ProfileSteps(Action):
     """Traces some steps into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
 
@@ -41,6 +62,7 @@ class ProfileSteps(Action):
 
     def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None], *, is_engine: bool):
         self._steps, self._folder, self._note = steps, folder, note
+        self._is_engine, self._kernels = is_engine, list[tuple[str, int, float]]()
         self._start, self._stop = tf.profiler.experimental.start, tf.profiler.experimental.stop
         if is_engine:
             import jax  # which need not be there
@@ -72,10 +94,15 @@ class ProfileSteps(Action):
         try:
             first, last = self._steps
             self._stop()
+            if self._is_engine:
+                self._kernels = kernels(Path(str(self._folder)), last - first + 1)
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             self._give_up(error)
         else:
             self._note(f"a trace of steps {first} to {last} is in {self._folder}: see TensorBoard")
+
+    def summary(self) -> dict[str, Any]:
+        return {"kernels": self._kernels} if self._kernels else {}
 
     def _give_up(self, error: Exception) -> None:
         self._folder = None
