@@ -141,8 +141,9 @@ def node_names(environ: Mapping[str, str], variable: str, *, advice: str) -> tup
 def expand(hostlist: str) -> tuple[str, ...]:
     """The hosts of a list in Slurm's notation, `n[9-10,12],gpu-[01-03]-ib`, as `scontrol show hostnames` has them.
 
-    Sets stand anywhere in a name, also several, of which the last one counts fastest. Numbers keep the zeros that the
-    first of their range is written with. A suffix after the last set is read too, where Slurm 22.05 refuses it.
+    Sets stand anywhere in a name, also several: the last one counts fastest, then, as in Slurm 22.05, the first, the
+    second and so on. Numbers keep the zeros that the first of their range is written with. A suffix after the last set
+    is read too, where Slurm 22.05 refuses it.
 
     Raises:
       ValueError: not such a list, with the part that is not.
@@ -155,7 +156,10 @@ def expand(hostlist: str) -> tuple[str, ...]:
         parts = [_choices(match) for match in _PART_OF_NAME.finditer(name)]
         if len(hosts) + math.prod(map(len, parts)) > MAX_HOSTS:
             raise ValueError(f"{name!r} makes it more than {MAX_HOSTS} hosts")
-        hosts += map("".join, itertools.product(*parts))
+        fastest = len(parts) - 1 - (len(parts) > 1 and not name.endswith("]"))
+        order = sorted(range(len(parts)), key=lambda place: (place == fastest, -place))
+        for chosen in itertools.product(*(parts[place] for place in order)):
+            hosts.append("".join(part for _, part in sorted(zip(order, chosen, strict=True))))
     return tuple(hosts)
 
 
