@@ -123,7 +123,9 @@ def summary(error: BaseException) -> str:
 
 
 def defined_at(function: object) -> str:
-    """Where a function or method of the user's is defined, as in "wine.py line 29"; else its name."""
+    """The place that a function or method of the user's has, as in "wine.py line 29"; else its name."""
+    if place := getattr(function, "place", None):
+        return str(place)
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__qualname__", repr(function))

@@ -19,6 +19,7 @@ from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.data.python_batches import is_python
 from launcher.data.structure import as_tuple
 from launcher.errors import EXIT_PREEMPTED, EXIT_RETRY, Interrupted, UsageError, advice, excepthook, failures
+from launcher.errors.user_code import Place
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.exit_barrier import chief_last
@@ -35,15 +36,23 @@ from launcher.run.start.value_text import text_of
 from launcher.tasks import keras_callbacks, keras_private, keras_tracing
 from launcher.tasks.keras_model import KerasTask, is_function
 
-_OF_KERAS = ("data", "x", "y", "sample_weight", "validation_data")
 _BATCH_SIZE = 32  # Keras's
-_ARGUMENTS: dict[str, tuple[Any, str]] = {
-    "epochs": (numbers.Real, "a number above 0"),
-    "batch_size": (numbers.Integral, "a whole number above 0"),
-    "model_dir": (str | os.PathLike, "the path of a folder"),
-    "strategy": (str | tf.distribute.Strategy, "a name or a tf.distribute.Strategy"),
-    "class_weight": (Mapping, "a dict such as {0: 1.0, 1: 5.0}"),
-}
+
+
+class _Rebuilt:
+    """A model that is made already, as what builds one: each call makes its variables anew, as they were at first.
+
+    Args:
+      place: what messages name in the place of a function's.
+    """
+
+    def __init__(self, model: keras.Model, place: Place):
+        self._model, self.place = model, place
+        self._held = keras_private.Held(model)
+
+    def __call__(self) -> keras.Model:
+        self._held.make()
+        return self._model
 
 
 def fit(
@@ -118,9 +127,14 @@ def fit(
       LauncherError: the run failed, or was asked to stop.
       KeyboardInterrupt: it was asked to by Ctrl-C, and has saved. What a callback raises comes as it is.
     """
-    given = {name: value for name, value in locals().items() if name not in ("settings", *_OF_KERAS)}
-    for name, (kind, says) in _ARGUMENTS.items():
-        value = given[name]
+    kinds: list[tuple[str, Any, Any, str]] = [
+        ("epochs", epochs, numbers.Real, "a number above 0"),
+        ("batch_size", batch_size, numbers.Integral, "a whole number above 0"),
+        ("model_dir", model_dir, str | os.PathLike, "the path of a folder"),
+        ("strategy", strategy, str | tf.distribute.Strategy, "a name or a tf.distribute.Strategy"),
+        ("class_weight", class_weight, Mapping, "a dict such as {0: 1.0, 1: 5.0}"),
+    ]
+    for name, value, kind, says in kinds:
         holds = value is None or (isinstance(value, kind) and (bool(value) or kind is Mapping))
         check_value(f"fit: {name}", value, holds, says)
     model_dir = model_dir and os.fspath(model_dir)
@@ -130,7 +144,20 @@ def fit(
     model = build if isinstance(build, keras.Model) else None
     train, validation = _data(model is not None, data, train, validation, (x, y, sample_weight))
     validation = as_tuple(validation if validation_data is None else validation_data)
-    source = build if model is None else _builder(model)
+    at = sys._getframe(1)  # the call of this, which messages name
+    rebuilt = None if model is None else _Rebuilt(model, Place(at.f_code.co_filename, at.f_lineno, "<module>"))
+    of_task: dict[str, Any] = {
+        "train": train,
+        "validation": validation,
+        "class_weight": class_weight,
+        "shuffle": shuffle,
+        "steps_per_epoch": steps_per_epoch,
+        "validation_steps": validation_steps,
+        "validation_split": validation_split,
+        "initial_epoch": initial_epoch,
+        "validation_freq": validation_freq,
+        "verbose": verbose,
+    }
     handler, unnamed = programs.handler(), None
     # Those of a program without a seed are others in each process.
     first = [] if model is None or keras_private.seed_of_program() is None else model.weights
@@ -144,9 +171,20 @@ def fit(
     if workers is not None and handler is None:
         if model is not None:
             raise UsageError("fit: workers=N starts other processes: give a function that builds the model there")
-        given |= {"train": train, "validation": validation, "model_dir": model_dir}
         with _ends(unnamed):
-            return fit_workers.fit(**{**given, **settings})
+            return fit_workers.fit(
+                build=build,
+                epochs=epochs,
+                batch_size=batch_size,
+                model_dir=str(model_dir),
+                strategy=strategy,
+                replicas=replicas,
+                workers=workers,
+                callbacks=callbacks,
+                validation_batch_size=validation_batch_size,
+                **of_task,
+                **settings,
+            )
     # Devices are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
         handler = functools.partial(_train_here, machine=_set_up(strategy, replicas))
@@ -154,20 +192,7 @@ def fit(
     if model is not None:
         model.history = history  # also of a training that does not end
     all_callbacks = (*keras_callbacks.flat(callbacks), history)
-    task = KerasTask(
-        build=source,
-        train=train,
-        validation=validation,
-        class_weight=class_weight,
-        shuffle=shuffle,
-        steps_per_epoch=steps_per_epoch,
-        validation_steps=validation_steps,
-        validation_split=validation_split,
-        callbacks=all_callbacks,
-        initial_epoch=initial_epoch,
-        validation_freq=validation_freq,
-        verbose=verbose,
-    )
+    task = KerasTask(build=build if rebuilt is None else rebuilt, callbacks=all_callbacks, **of_task)
     task.keras_fit = dataclasses.replace(task.keras_fit, has_model=model is not None, first_weights=first_weights)
     with keras_tracing.drawn_from(settings["seed"]):
         source = task.data()
@@ -200,7 +225,7 @@ def fit(
     finally:
         keras.config.set_dtype_policy(policy)  # what comes after is the program's, also another call
         if model is not None:
-            _builder(model)()
+            keras_private.Held(model).make()
     return history
 
 
@@ -239,19 +264,6 @@ def _is_whole(source: Any, is_model: bool) -> bool:
     """Whether this is all to train or validate on; a tuple is, but what a model is given as in Keras."""
     kinds = tf.data.Dataset if is_model else tf.data.Dataset | tuple
     return isinstance(source, kinds) or is_python(source) or is_function(source)
-
-
-def _builder(model: keras.Model) -> Callable[[], keras.Model]:
-    """Makes a model's variables anew where it is called, in the scope of a strategy, each time as they are now."""
-    held = keras_private.Held(model)
-
-    def build() -> keras.Model:
-        held.make()
-        return model
-
-    at = sys._getframe(2)  # the call of fit, which messages name
-    build.__code__ = build.__code__.replace(co_filename=at.f_code.co_filename, co_firstlineno=at.f_lineno)
-    return build
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
