@@ -102,6 +102,7 @@ setup(
         "numpy>=1.26",  # checkpoints, data in memory
         "packaging>=22",  # what to type for an extra of an installed copy; Keras brings it along
         "psutil>=5.9",  # the memory that a machine has left
+        "prometheus-client>=0.19",  # --metrics_port
         "rich>=13.0",  # progress line and tables
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
         "tensorflow-metadata<1.18",  # of TFDS; later ones need protobuf 6, which TensorFlow admits from 2.20 on

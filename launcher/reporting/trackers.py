@@ -1,20 +1,19 @@
 """Sinks of other programs: two experiment trackers, extras that are imported when a run starts, Kubernetes, Prometheus.
 
-For Prometheus the newest numbers stand, in version 0.0.4 of its text exposition, on a port of the loopback interface. A
-sidecar or an agent on the same host scrapes it.
+For Prometheus the newest numbers stand on a port of the loopback interface. A sidecar or an agent on the same host
+scrapes it.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
-import http.server
 import json
 import logging
 import os
 import re
 import ssl
-import threading
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -181,46 +180,26 @@ class Prometheus(Sink):
     """
 
     def __init__(self, port: int):
-        self._values: dict[str, float] = {}
-        self._server = _serve(port, self.text)
-        self.port = self._server.server_address[1]
+        import prometheus_client  # late: few runs need it
+
+        registry = prometheus_client.CollectorRegistry()
+        self._gauge = functools.cache(lambda name: prometheus_client.Gauge(name, name, registry=registry))
+        try:
+            self._server, _ = prometheus_client.start_http_server(port, addr=_LOOPBACK, registry=registry)
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
+            raise UsageError(f"--metrics_port={port}: {why}; choose another port") from None
+        self.port = self._server.server_port
 
     def started(self, run: RunStart) -> None:
-        self._values = {"launcher_step": run.step, "launcher_total_steps": run.total_steps}
+        self._gauge("launcher_step").set(run.step)
+        self._gauge("launcher_total_steps").set(run.total_steps)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
-    def text(self) -> str:
-        """All numbers, a gauge each."""
-        return "".join(f"# TYPE {name} gauge\n{name} {value!r}\n" for name, value in self._values.items())
-
     def measured(self, split: str, event: Mapping[str, Any]) -> None:
-        values = {**self._values, "launcher_step": float(event["step"])}
+        self._gauge("launcher_step").set(int(event["step"]))
         for name, value in event.items():
-            values[re.sub(r"\W", "_", f"launcher_{split}_{name}")] = strict_json.number(value)
-        self._values = values  # at once: the server's thread reads it
-
-
-def _serve(port: int, text: Any) -> http.server.ThreadingHTTPServer:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = text().encode()
-            self.send_response(200 if self.path.partition("?")[0] == "/metrics" else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    try:
-        server = http.server.ThreadingHTTPServer((_LOOPBACK, port), Handler)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
-        raise UsageError(f"--metrics_port={port}: {why}; choose another port") from None
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+            self._gauge(re.sub(r"\W", "_", f"launcher_{split}_{name}")).set(strict_json.number(value))
