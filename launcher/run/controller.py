@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -36,45 +37,36 @@ class _Stopped(Exception):
     """A worker was asked to stop; raised in all of them between the same two loops."""
 
 
+@dataclasses.dataclass
 class Controller:
     """Trains to the last step, or evaluates once.
 
     Args:
       start: what the trainer goes on from.
-      evaluate: whether to evaluate while training and at the end.
+      evaluates: whether to evaluate while training and at the end.
       actions: what else happens at the run's events, in this order.
       stop_requested: whether this worker has been asked to stop; looked at between two loops on the device.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        start: StartingPoint,
-        *,
-        saver: Saver,
-        reporter: Reporter,
-        stopwatch: Stopwatch,
-        evaluate: bool = True,
-        actions: Sequence[Action] = (),
-        stop_requested: Callable[[], bool] = lambda: False,
-    ):
-        plan, recipe = session.plan, session.plan.recipe
-        self._trainer, self._evaluator = session.trainer, session.evaluator
-        self._input = InputPosition(session.trainer, plan.data, num_workers=plan.cluster.num_workers, state=start.host)
+    session: Session
+    start: StartingPoint
+    _: dataclasses.KW_ONLY
+    saver: Saver
+    reporter: Reporter
+    stopwatch: Stopwatch
+    evaluates: bool = True
+    actions: Sequence[Action] = ()
+    stop_requested: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        plan, recipe, trainer, start = self.session.plan, self.session.plan.recipe, self.session.trainer, self.start
+        self._trainer, self._evaluator = trainer, self.session.evaluator
+        self._input = InputPosition(trainer, plan.data, num_workers=plan.cluster.num_workers, state=start.host)
         self._recipe, self._total_steps = recipe, plan.total_steps
-        self._saver, self._reporter, self._stopwatch = saver, reporter, stopwatch
-        self._evaluates = evaluate and bool(plan.data.num_eval_examples)
-        self._diagnosis = Diagnosis(session.trainer, plan.data)
-        self._actions = (
-            *actions,
-            SkippedSteps(
-                session.trainer,
-                self._diagnosis,
-                max_consecutive_overflows=recipe.max_consecutive_overflows,
-                note=reporter.note,
-            ),
-        )
-        self._stop_requested = stop_requested
+        self._evaluates = self.evaluates and bool(plan.data.num_eval_examples)
+        self._diagnosis = Diagnosis(trainer, plan.data)
+        skipped = SkippedSteps(trainer, self._diagnosis, self.reporter.note, recipe.max_consecutive_overflows)
+        self._actions = (*self.actions, skipped)
         self._evaluation_due = start.evaluation_due
         self._loop = Loop(recipe.steps_per_loop)
         self._batches: Iterator = iter(())
@@ -115,9 +107,9 @@ class Controller:
 
     def prepare(self) -> None:
         """Opens the data at the trainer's step and builds the training graph; nothing is trained or written."""
-        with self._phase("compile"), self._reporter.waiting(self._input):
+        with self._phase("compile"), self.reporter.waiting(self._input):
             self._batches = self._input.open()
-        with self._phase("compile"), self._reporter.waiting("tracing the training step"):
+        with self._phase("compile"), self.reporter.waiting("tracing the training step"):
             traced = self._trainer.trace(self._batches)
             named = self._recipe.task.result_names
             names = {"loss", *(traced if named is None else named), *self._recipe.task.evaluation_metrics}
@@ -163,7 +155,7 @@ class Controller:
         finally:
             with self._lock:
                 self._is_answered = True
-            self._saver.close()
+            self.saver.close()
 
     def leave(self, seconds: float) -> str | None:
         """Answers a request to stop, `seconds` after it, in the place of a `train` that does not come to it.
@@ -180,7 +172,7 @@ class Controller:
                 patience = max(_LEAVE_AFTER_SECONDS, 2 * self._loop.seconds)
                 if seconds < patience:
                     return None
-                self._saver.close()
+                self.saver.close()
                 return f"asked to stop: busy for {patience:.0f} s with what cannot be saved in the middle; {again}"
             if seconds < _SAVE_AFTER_SECONDS:
                 return None
@@ -200,16 +192,16 @@ class Controller:
             if step >= self._total_steps:
                 return
         if self.has_ended:
-            self._reporter.note(self.ending)
+            self.reporter.note(self.ending)
             self._check_trained()
             if self._evaluates:
                 self.evaluate()
             return
         if not step and any(action.goes_back for action in self._actions):
             self._save(step, {})
-        with self._reporter.waiting("compiling the training step"):
+        with self.reporter.waiting("compiling the training step"):
             self._take(1, phase="compile")
-        self._pending_since, self._untimed = self._stopwatch.trained(), 1
+        self._pending_since, self._untimed = self.stopwatch.trained(), 1
         self.has_trained = True
         self._diagnosis.check_weight(float(self._pending[-1].weight[-1]))
         self._tell(Event.AFTER_FIRST_STEP)
@@ -217,7 +209,7 @@ class Controller:
         while (step := trainer.step) < self._total_steps:
             self._loop.choose(self._agree(self._loop.seconds))
             self._take(self._steps_until_next_event(step), phase="train")
-            self._reporter.progress(trainer.step)
+            self.reporter.progress(trainer.step)
             self._act(trainer.step)
         self._finish_saving()
         self._check_trained()
@@ -232,7 +224,7 @@ class Controller:
 
     def _agree(self, seconds: float) -> float:
         """The mean of what the last loop took on each worker; raises `_Stopped` where one of them was asked to stop."""
-        stops, mean = self._trainer.workers.mean([self._stop_requested(), seconds])
+        stops, mean = self._trainer.workers.mean([self.stop_requested(), seconds])
         if stops:
             with self._lock:
                 self._is_answered = True
@@ -251,16 +243,16 @@ class Controller:
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = self._trainer.state.averaged() if self._recipe.evaluate_ema else contextlib.nullcontext()
-        with self._stopwatch.phase("evaluate"), averaged, self._reporter.waiting("evaluating"):
+        with self.stopwatch.phase("evaluate"), averaged, self.reporter.waiting("evaluating"):
             self._hold(held)
             self._tell(Event.BEFORE_EVALUATION, self._trainer.step)
             told = [action for action in self._actions if action.every_evaluation_batch]
             row = {"step": self._trainer.step, **self._evaluator.evaluate(last, self._agree, told)}
-            self._reporter.samples(self._trainer.step, self._evaluator.samples)
+            self.reporter.samples(self._trainer.step, self._evaluator.samples)
             self._hold(None)
-        self._reporter.evaluation(row)
+        self.reporter.evaluation(row)
         for note in self._evaluator.notes:
-            self._reporter.note(note)
+            self.reporter.note(note)
         self._has_evaluated = True
         self._tell(Event.ON_EVALUATION, row)
         return row
@@ -284,17 +276,17 @@ class Controller:
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         self._begin(name)
-        with self._stopwatch.phase(name):
+        with self.stopwatch.phase(name):
             yield
 
     def _take(self, num_steps: int, *, phase: str) -> None:
         if not self._pending:
-            self._pending_since = self._stopwatch.trained()
+            self._pending_since = self.stopwatch.trained()
         with self._phase(phase):
             self._tell(Event.BEFORE_STEPS)
             with self._loop.timed(num_steps) if phase == "train" else contextlib.nullcontext():
                 records = self._trainer.train(self._batches, num_steps)
-        self._stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
+        self.stopwatch.move(float(records.input_wait_seconds.sum()), source=phase, to="input_wait")
         self._pending.append(records)
         self._tell(Event.TOOK, records)
 
@@ -308,7 +300,7 @@ class Controller:
     def _act(self, step: int) -> None:
         """Does what is due after `step` steps."""
         recipe, last = self._recipe, step >= self._total_steps
-        self._saver.check()
+        self.saver.check()
         error = next(filter(None, self._tell(Event.ERROR, step)), None)
         left = self._total_steps - step  # steps that would be too few for a log event of their own
         if last or error or (_due(step, recipe.log_every) and left >= recipe.log_every / 2):
@@ -339,7 +331,7 @@ class Controller:
 
     def _new_best(self, row: Row) -> Best | None:
         """The best so far, if this evaluation makes it so."""
-        name, best = self._recipe.best_metric, self._saver.best
+        name, best = self._recipe.best_metric, self.saver.best
         value = float(row[name])
         if best is not None and best.metric == name and not is_better(name, value, best.value):
             return None
@@ -347,12 +339,12 @@ class Controller:
 
     def _save(self, step: int, metrics: Row, best: Best | None = None) -> None:
         with self._lock, self._phase("checkpoint"):
-            self._reporter.flush()
+            self.reporter.flush()
             snapshot, mine = self._held or self._snapshot, self._trainer.state
             if mine.snapshots_together and not mine.is_written_together:  # also where the saver would not call it
                 state = snapshot()
                 snapshot = lambda: state  # noqa: E731
-            self._saver.save(step, snapshot, metrics=metrics, best=best)
+            self.saver.save(step, snapshot, metrics=metrics, best=best)
         self._saved_at = time.monotonic()
 
     def _snapshot(self) -> dict[str, np.ndarray | Part]:
@@ -367,10 +359,10 @@ class Controller:
 
     def _finish_saving(self) -> None:
         with self._lock, self._phase("checkpoint"):
-            self._saver.finish()
+            self.saver.finish()
 
     def _log(self, step: int) -> None:
-        seconds, timed = self._stopwatch.trained() - self._pending_since, self._pending[self._untimed :]
+        seconds, timed = self.stopwatch.trained() - self._pending_since, self._pending[self._untimed :]
         row = summarise(self._pending, self._recipe.task)
         row.update(step=step, loss_scale=self._trainer.loss_scale, skipped_steps=self._trainer.skipped_steps)
         if timed and seconds > 0:  # else it is of a first step alone, which has compiled
@@ -380,7 +372,7 @@ class Controller:
         self._untimed = 0
         self._pending.clear()
         self._tell(Event.BEFORE_LOG, row)
-        self._reporter.train(row)
+        self.reporter.train(row)
         self._tell(Event.ON_LOG, row)
 
 

@@ -311,7 +311,7 @@ class _Run:
             saver=self._saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
-            evaluate=self._order.evaluates,
+            evaluates=self._order.evaluates,
             actions=self._actions,
             stop_requested=stop,
         )

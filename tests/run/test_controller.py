@@ -53,7 +53,7 @@ def controller(made, model_dir: Path, **options):
         saver=Saver(checkpoints, warn=reporter.note, **options),
         reporter=reporter,
         stopwatch=Stopwatch(),
-        evaluate=evaluate,
+        evaluates=evaluate,
         actions=actions,
         stop_requested=stop_requested,
     )

@@ -138,7 +138,7 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
     sampling = session.watch(made)
     loop = Controller(
         made, StartingPoint(), saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(),
-        evaluate=False, actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
+        evaluates=False, actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
     )  # fmt: skip
     loop.prepare()
     loop.train()

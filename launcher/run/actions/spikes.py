@@ -222,31 +222,31 @@ def limit(past: np.ndarray, factor: float, deviations: float) -> float:
     return math.exp(highest) if highest < math.log(np.finfo(np.float32).max) else math.inf
 
 
+@dataclasses.dataclass
 class SkippedSteps(Action):
     """Says why steps were skipped. All workers call its methods together.
 
     At a loss scale that cannot fall further, `max_consecutive_overflows` of them in a row end the run.
     """
 
-    def __init__(
-        self, trainer: Trainer, diagnosis: Diagnosis, *, max_consecutive_overflows: int, note: Callable[[str], None]
-    ):
-        self._trainer, self._diagnosis = trainer, diagnosis
-        self._max_consecutive_overflows, self._note = max_consecutive_overflows, note
-        self._looks_left = _MOST_LOOKS
-        self._bad_data: str | None = None
-        self._zeros_to_tell = 1
+    trainer: Trainer
+    diagnosis: Diagnosis
+    note: Callable[[str], None]
+    max_consecutive_overflows: int
+    looks_left: int = _MOST_LOOKS
+    zeros_to_tell: int = 1
+    bad_data: str | None = None
 
     def error(self, step: int) -> TrainingError | None:
         """Ends the run when the last steps were all skipped and the next one would be."""
-        trainer = self._trainer
-        if trainer.skips_at_floor < self._max_consecutive_overflows:
+        trainer = self.trainer
+        if trainer.skips_at_floor < self.max_consecutive_overflows:
             return None
         return TrainingError(
             f"gradients were not finite for {trainer.skips_at_floor} consecutive steps (to step {step}) at "
             f"loss scale {trainer.loss_scale:g}, which cannot fall further: first in "
-            f"{self._diagnosis.non_finite_gradients()}. "
-            + (f"{self._bad_data}. " if self._bad_data else "")
+            f"{self.diagnosis.non_finite_gradients()}. "
+            + (f"{self.bad_data}. " if self.bad_data else "")
             + "The weights are those of the last finite step. Lower the learning rate, check the data for "
             "non-finite values, or train in float32"
         )
@@ -254,18 +254,18 @@ class SkippedSteps(Action):
     def took(self, records: StepRecords) -> None:
         """Notes every skipped step among those that were just taken, and the first of the run without a gradient."""
         zero = np.flatnonzero((records.gradient_norm == 0) & (records.weight > 0))
-        for offset in zero[: self._zeros_to_tell]:
-            self._zeros_to_tell = 0
-            self._note(
+        for offset in zero[: self.zeros_to_tell]:
+            self.zeros_to_tell = 0
+            self.note(
                 f"step {records.first_step + offset}: all gradients are exactly 0, so the loss teaches nothing: it has "
                 "nothing left to learn, units are all off, or 16 bits round a sigmoid or softmax to 0 or 1"
             )
-        paths = [variable.path for variable in self._trainer.model.trainable_variables]
+        paths = [variable.path for variable in self.trainer.model.trainable_variables]
         for offset in np.flatnonzero(records.finite == 0):
             step, before = records.first_step + int(offset), records.loss_scale[offset]
-            after = scale_after(records, int(offset), self._trainer)
+            after = scale_after(records, int(offset), self.trainer)
             if records.weight[offset] == 0:
-                self._note(f"step {step} skipped: all weights of its batch are 0; the loss scale stays as it is")
+                self.note(f"step {step} skipped: all weights of its batch are 0; the loss scale stays as it is")
                 continue
             if math.isfinite(records.gradient_norm[offset]) and math.isfinite(records.loss[offset]):
                 continue  # above a limit, of which `SpikeDetector` tells
@@ -274,25 +274,25 @@ class SkippedSteps(Action):
                 what = "gradients were not finite"
                 # Where the scale falls, gradients overflow now and then on good data.
                 why = [] if moved else self._look_for_cause(step)
-                if not self._trainer.config.selects:
+                if not self.trainer.config.selects:
                     why.append(f"not finite: {overflow.describe(paths, records.non_finite[offset])}")
-                elif self._looks_left:  # the step did not look
-                    self._looks_left -= 1
-                    why.append(f"not finite: {self._diagnosis.non_finite_gradients(step, before)}")
+                elif self.looks_left:  # the step did not look
+                    self.looks_left -= 1
+                    why.append(f"not finite: {self.diagnosis.non_finite_gradients(step, before)}")
             else:
                 what, why = "the loss was not finite", self._look_for_cause(step, otherwise=_MADE_BY_THE_MODEL)
-            self._note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
+            self.note("; ".join([f"step {step} skipped: {what}", *moved, *why]))
 
     def _look_for_cause(self, step: int, otherwise: str = "") -> list[str]:
         """Values of a step's batch that are not finite.
 
         Only a few times a run, as that batch has to be made once more.
         """
-        if not self._looks_left:
+        if not self.looks_left:
             return []
-        self._looks_left -= 1
-        values = self._diagnosis.non_finite_in_batch(step)
-        self._bad_data = self._bad_data or values
+        self.looks_left -= 1
+        values = self.diagnosis.non_finite_in_batch(step)
+        self.bad_data = self.bad_data or values
         return [why] if (why := values or otherwise) else []
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.tasks.base import Assets, Task
 
 
-def folder(model_dir: str) -> str:
-    return os.path.join(model_dir, "assets")
+def folder(model_dir: str) -> Path:
+    return Path(model_dir, "assets")
 
 
 def check(model_dir: str, task: Task) -> None:
@@ -21,7 +18,7 @@ def check(model_dir: str, task: Task) -> None:
     for name, content in task.assets().items():
         if kept.get(name, content) != content:
             raise UsageError(
-                f"{os.path.join(folder(model_dir), name)} is not what the data gives now: the weights in {model_dir} "
+                f"{folder(model_dir) / name} is not what the data gives now: the weights in {model_dir} "
                 "were trained with another one. Use the data and the bindings they were trained with, or choose "
                 "another --model_dir"
             )
@@ -30,7 +27,7 @@ def check(model_dir: str, task: Task) -> None:
 def save(model_dir: str, task: Task) -> None:
     """Keeps the task's assets, each file whole or not at all; what is there already stays."""
     for name, content in task.assets().items():
-        path = Path(folder(model_dir), name)
+        path = folder(model_dir) / name
         partial = path.with_name(f"{name}.partial")
         try:
             if not path.exists():
@@ -44,8 +41,5 @@ def save(model_dir: str, task: Task) -> None:
 def read(model_dir: str) -> Assets:
     """All that was kept, by file name; nothing where no run kept anything."""
     path = folder(model_dir)
-    if not tf.io.gfile.isdir(path):
-        return {}
-    names = [name for name in tf.io.gfile.listdir(path) if not name.endswith(".partial")]
-    kept = [name for name in names if "://" in path or os.path.isfile(os.path.join(path, name))]  # a pipe would wait
-    return {name: tf.io.gfile.GFile(os.path.join(path, name), "rb").read() for name in kept}
+    files = sorted(path.iterdir()) if path.is_dir() else ()
+    return {file.name: file.read_bytes() for file in files if file.is_file() and file.suffix != ".partial"}
