@@ -123,7 +123,7 @@ def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
-    """Variables that a microbatch of the plan assigns besides trained weights; see `statistics.assigned`."""
+    """Variables that a microbatch of the plan assigns besides trained weights; see `moving_statistics.assigned`."""
 
     if (assigns := plan.recipe.task.step_assigns) is not None:
         ids = {id(variable) for variable in assigns}
