@@ -3,8 +3,6 @@
 The all-reduces run in a process of their own, through `launcher.step.gradients.reduce_sum` as a training's do.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Settings of `--mode=precision_report`; recipes or `--gin_param` bind them as `precision_report.…`."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from launcher.config import gin_bindings

@@ -5,8 +5,6 @@ first microbatch with the present weights in the model's float32 copy, so that n
 program that trains is the same with and without a watch, and so are the weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

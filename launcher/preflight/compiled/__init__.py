@@ -1,7 +1,5 @@
 """Compiled programs, and what is read off them: instructions, costs and memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

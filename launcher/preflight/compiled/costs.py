@@ -3,8 +3,6 @@
 Loops count as often as they turn, which XLA's own cost analysis does not do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ Such calls cannot be counted any more, so arithmetic is counted before, and memo
 the program that runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Memory use of a device: totals as the compiler counts them, and the buffers that are live when most is needed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

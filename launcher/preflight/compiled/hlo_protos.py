@@ -3,8 +3,6 @@
 Tried with TensorFlow 2.16.2, 2.18.1 and 2.21.0, and dumps of jaxlib 0.10.2 and 0.12.0 and libtpu 0.0.52.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from google.protobuf.message import Message

@@ -4,8 +4,6 @@ Known are JAX's splash attention for TPUs, cuDNN's fused attention and the Palla
 only what it cannot leave out is counted, and of none how it masks: a floor.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Sequence

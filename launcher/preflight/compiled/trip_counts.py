@@ -3,8 +3,6 @@
 The TPU compiler does not write down the trip counts that it knows, so they are read off the loop again.
 """
 
-from __future__ import annotations
-
 from launcher.preflight.compiled.hlo import Instruction
 
 _VIEWS = {"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start"}
