@@ -190,7 +190,7 @@ def test_a_worker_that_dies_fails_its_topology_and_leaves_no_orphans(start_launc
     started.wait_until(ended)
     finished = started.wait()
     assert finished.returncode == 70, finished.stderr
-    assert "workers 2: worker 1 ended with exit code 9" in finished.stdout
+    assert "workers 2: failed: worker 1 ended with exit code 9" in finished.stdout
     assert "no more disk" in finished.stdout
     assert len(seen) >= 3, "one process for the baseline and one for each worker"
     left = [one for one in seen if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
