@@ -27,7 +27,7 @@ class Parameter:
     text: str
 
     def problem_with(self, value: Any) -> str | None:
-        """What is wrong with a plain value, None if it fits. Ints fit float; bools fit neither int nor float."""
+        """Problem with a plain value, None if it fits. Ints fit float; bools fit neither int nor float."""
         if self.hint is _UNKNOWN or (value is None and self.default is None):
             return None
         wanted = f"expected {self.text}, got {type(value).__name__}"
@@ -91,7 +91,7 @@ def check_least(configurable: str, settings: Any, **least: int) -> None:
 
 
 def one_of(values: Iterable[Any]) -> str:
-    """What a value must be that is one of these."""
+    """Words for "one of these", as `check_value` takes them."""
     return f"one of {', '.join(map(repr, values))}"
 
 
@@ -123,7 +123,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def kind(target: Any) -> tuple[str, str]:
-    """What makes two configurables candidates for the same place: what they return, else the module they are from."""
+    """Kind of a configurable, of which candidates for one place share it: what they return, else their module."""
     returns = getattr(target, "__annotations__", {}).get("return") if not inspect.isclass(target) else None
     if returns is None:
         return ("from", target.__module__)
@@ -131,7 +131,7 @@ def kind(target: Any) -> tuple[str, str]:
 
 
 def _constructor(target: type) -> Callable[..., Any]:
-    """What gin wraps: the first `__init__` or `__new__` along the bases."""
+    """Constructor that gin wraps: the first `__init__` or `__new__` along the bases."""
     for base in inspect.getmro(target):
         for name in ("__init__", "__new__"):
             if name in vars(base):

@@ -32,7 +32,7 @@ Key = tuple[str, str, str]  # scope, complete selector, parameter
 
 @dataclasses.dataclass
 class Loaded:
-    """What was bound last, beside gin's own global tables, which forget where a binding stood."""
+    """Bindings of the last load, beside gin's own global tables, which forget where a binding stood."""
 
     bound: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     overridden: list[tuple[Binding, int]] = dataclasses.field(default_factory=list)  # and the order of what won
@@ -134,7 +134,7 @@ def bound(parameter: str, default: Any) -> Any:
 
 
 def changed() -> list[tuple[str, str | None, str]]:
-    """What `--gin_param` bound: its name, what the files bind it to, or None, and its value; each as text."""
+    """Bindings of `--gin_param`: the name, what the files bind it to, or None, and its value; each as text."""
     replaced = {(order, old.scope, old.arg): old for old, order in loaded.overridden}
     found = []
     for binding in loaded.bound.values():
@@ -301,7 +301,7 @@ def _check_values() -> None:
 
 
 def _problem_with_value(key: Key, binding: Binding, parameter: bound_types.Parameter) -> str | None:
-    """What is wrong with a value without references; a list where only a tuple will do is bound again as a tuple."""
+    """Problem with a value without references, or None; a list where only a tuple will do is bound again as a tuple."""
     value = replace_names(binding.value, functools.partial(_value_of, binding))
     if names_in(value):
         return None
@@ -349,7 +349,7 @@ def short_name(selector: str) -> str:
 
 
 def missing_bindings(configurable: str, parameters: Sequence[str]) -> UsageError:
-    """What to tell of parameters that must be bound and are not."""
+    """Error about parameters that must be bound and are not."""
     names = ", ".join(f"{configurable}.{parameter}" for parameter in parameters)
     return UsageError(f"required and not bound: {names}; --gin_param '{configurable}.{parameters[0]} = ...'")
 

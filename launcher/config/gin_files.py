@@ -86,7 +86,7 @@ class Binding:
 
     @property
     def source(self) -> str:
-        """What it stands in: its file, or "--gin_param"."""
+        """File that it stands in, or "--gin_param"."""
         return self.where.rpartition(" line ")[0] or self.where
 
     @property
@@ -175,7 +175,7 @@ def read_param(param: str) -> Binding:
 
 
 def values(config: str | Path) -> dict[str, Any]:
-    """What a text or a file binds, by the bindings' names; only what stands before anything that cannot be read."""
+    """Values that a text or a file binds, by the bindings' names, up to what cannot be read."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, UsageError):
         text = config.read_text("utf-8") if isinstance(config, Path) else config
@@ -190,7 +190,7 @@ def _as_binding(found: Any, where: str) -> Binding:
 
 
 class _Names:
-    """What gin's parser calls on `@name` and `%name`."""
+    """Callbacks of gin's parser for `@name` and `%name`."""
 
     def configurable_reference(self, scoped_selector: str, evaluate: bool) -> Name:
         return Name("@", scoped_selector, evaluate)

@@ -1,4 +1,4 @@
-"""What of the bindings a run has used: unused ones are errors, and the used ones are kept as config.gin."""
+"""Use of the bindings by a run: unused ones are errors, and the used ones are kept as config.gin."""
 
 import math
 from collections.abc import Mapping
@@ -105,7 +105,7 @@ class _Infinite(float):
 
 
 def _written(value: Any) -> Any:
-    """The same value as gin can write it, which leaves out what it could not read: numbers of NumPy, infinite ones."""
+    """Value in a form that gin can write, which leaves out what it could not read: numbers of NumPy, infinite ones."""
     if type(value) in (list, tuple):
         return type(value)(map(_written, value))
     value = value.item() if isinstance(value, np.generic) else value

@@ -49,7 +49,7 @@ def import_module(wanted: Import, foreign: str | None = None) -> None:
 
 
 def _place_in(folder: str, module: str) -> str | None:
-    """Where a module, or a package around it, lies in the folder, if it does; runs nothing that lies there."""
+    """File of a module, or of a package around it, that lies in the folder, or None; runs nothing that lies there."""
     for end in (*(dot.start() for dot in re.finditer(r"\.", module)), None):
         name = module[:end]
         if name in sys.modules:
@@ -65,7 +65,7 @@ def _place_in(folder: str, module: str) -> str | None:
 
 
 def in_a_file(selector: str, gin_files: Sequence[str]) -> str:
-    """What to do where a file beside the gin files or in the working directory defines the name; "" if none does."""
+    """Advice where a file beside the gin files or in the working directory defines the name; "" if none does."""
     folders = dict.fromkeys([*(os.path.dirname(os.path.abspath(file)) for file in gin_files), os.getcwd()])
     for path in (path for folder in folders for path in sorted(Path(folder).glob("*.py"))):
         if defines(path, selector.rpartition(".")[2]):

@@ -45,7 +45,7 @@ class LauncherError(Exception):
     ag_pass_through = True
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython, and so a notebook, shows in the place of a traceback: the hook that it has for this."""
+        """Lines that IPython, and so a notebook, shows in the place of a traceback: the hook that it has for this."""
         if os.environ.get(TRACEBACK) == "1":
             return "".join(traceback.format_exception(self)).splitlines()
         return [*self.lines, f"\x1b[31m{type(self).__name__}\x1b[0m: {self}"]

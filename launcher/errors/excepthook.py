@@ -1,4 +1,4 @@
-"""How a program that Python runs by itself ends on an error of Launcher's: with one message and its exit code."""
+"""End of a program that Python runs by itself, on an error of Launcher's: one message and its exit code."""
 
 import os
 import sys

@@ -48,7 +48,7 @@ def _define_mode(name: str, *, default: str, help: str, flag_values: flags.FlagV
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line asks for: the flags that every mode accepts, in the order of --help."""
+    """Flags that every mode accepts, in the order of --help, with what the command line gives them."""
 
     gin_file: tuple[str, ...] = flag(
         "Recipe; may repeat, later files override. Looked for in the working directory, then in gin_configs/.", ()
@@ -281,7 +281,7 @@ MODES: dict[str, Mode] = {
 
 
 def define_flags() -> flags.FlagValues:
-    """All flags, in the order of --help; apart from absl's global ones, where TensorFlow and TFDS put theirs."""
+    """Flags of all modes, in the order of --help, apart from absl's, to which TensorFlow and TFDS add theirs."""
     values = flags.FlagValues()
     define(fields_of(Request), values)
     for name, readers in _readers().items():
@@ -319,7 +319,7 @@ def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending
 
 
 def described(flag: flags.Flag) -> tuple[str, str]:
-    """How a flag is written, with its choices, and what it means, with its default."""
+    """Usage of a flag, with its choices, and its meaning, with its default."""
     choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
     # absl puts the choices in front of the text, and a remark on repeating behind it.
     text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)

@@ -22,7 +22,7 @@ def _command(*words: str) -> str:
 
 
 def after_training(request: Request, task: Any) -> dict[str, str]:
-    """What can be done with a trained model of this task, each by what it is for; nothing where there is no recipe."""
+    """Commands for a trained model of this task, each by what it is for; none where there is no recipe."""
     if not request.gin_file:
         return {}
     if isinstance(task, ReadsLines):

@@ -1,4 +1,4 @@
-"""What `launcher.fit` returns: Keras's History and the run's report."""
+"""History that `launcher.fit` returns: Keras's, and the run's report."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
 
 
 def session_builder(request: Request) -> Callable[[RunPlan], session.Session]:
-    """What makes the session on the engine that the flags name."""
+    """Builder of the session on the engine that the flags name."""
     if not isinstance(request, EngineRequest) or request.engine != "pjrt":
         return session.build
     from launcher.step_program import pjrt_engine  # with JAX, which need not be there

@@ -98,7 +98,7 @@ def _check_stopping(request: Request, plan: RunPlan) -> None:
         return
     if request.mode == "train" or not plan.data.num_eval_examples:
         why = "--mode=train does not evaluate" if request.mode == "train" else "the data has no evaluation examples"
-        raise UsageError(f"train.early_stopping judges evaluations, and {why}: give evaluations, or bind it to None")
+        raise UsageError(f"train.early_stopping needs evaluations, and {why}: give evaluations, or bind it to None")
 
 
 def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
@@ -112,7 +112,7 @@ def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
 
 
 def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
-    """What the flags ask of the run; those of `TrainRequest` are None in other modes."""
+    """Order that the flags give for the run; those of `TrainRequest` are None in other modes."""
     recipe, profile_steps = plan.recipe, getattr(request, "profile_steps", None)
 
     def save_model(model: keras.Model, store: CheckpointStore) -> str:

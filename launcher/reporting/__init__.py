@@ -1,1 +1,1 @@
-"""How a run is told: console, metrics.jsonl, summary.json, TensorBoard, report.html."""
+"""Reports of a run: console, metrics.jsonl, summary.json, TensorBoard, report.html."""

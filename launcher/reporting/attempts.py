@@ -116,7 +116,7 @@ def add_end(model_dir: str, *, attempt: str, started: float, seconds: float, end
 
 @dataclasses.dataclass
 class _Attempt:
-    """What the lines of one attempt say: the chief's, in their order, and the supervisor's."""
+    """Lines of one attempt: the chief's, in their order, and the supervisor's."""
 
     started: float
     of_chief: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -148,7 +148,7 @@ class _Attempt:
         return {name: _of(before, name) for name in _TRAINING}
 
     def seconds(self) -> dict[str, float]:
-        """Of all phases, "lost" and "down": what passed after the chief's last line has brought nothing."""
+        """Seconds of all phases, "lost" and "down": what passed after the chief's last line has brought nothing."""
         last = self.of_chief[-1] if self.of_chief else None
         found = {name: float(value) for name, value in (last["seconds"] if last else {}).items()}
         began = self.of_chief[0]["started"] if self.of_chief else self.ended
@@ -214,7 +214,7 @@ def wall_seconds(reckoned: Mapping[str, Any]) -> float | None:
 
 
 def ended_by(exit_code: int, error: str | None) -> str:
-    """What ended an attempt, in the words of `AttemptsFile.end`."""
+    """End of an attempt, in the words of `AttemptsFile.end`."""
     told = {EXIT_DONE: DONE, EXIT_PREEMPTED: PREEMPTED}
     return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
 
@@ -265,7 +265,7 @@ def _attempts(model_dir: str) -> list[_Attempt]:
 
 
 def _lines(model_dir: str) -> list[dict[str, Any]]:
-    """What stands in the lines that are whole: objects that say what they are."""
+    """Objects in the lines that are whole and say what they are."""
     with contextlib.suppress(OSError):
         return [record for record in strict_json.read_lines(Path(model_dir, FILE_NAME)) if "is" in record]
     return []

@@ -34,7 +34,7 @@ class ComparedRuns:
         return cls(folders=folders, labels=_labels(folders))
 
     def results(self) -> dict[str, list[str]]:
-        """What came out, by name: a cell for each run."""
+        """Results by name: a cell for each run."""
         found: dict[str, list[str]] = {"status": [folder.status for folder in self.folders]}
         metrics = dict.fromkeys(folder.best_metric for folder in self.folders if folder.best_metric)
         for name in metrics:
@@ -81,7 +81,7 @@ class ComparedRuns:
         return [["run", *columns], *zip(names, *columns.values(), strict=True)]
 
     def page(self) -> str:
-        """What compare.html holds."""
+        """Contents of compare.html."""
         charts = curves.of_runs(self.folders, self.labels)
         differences = self.differences()
         told = page.grid([["", *self.labels], *([name, *cells] for name, cells in differences.items())])
@@ -117,7 +117,7 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _facts(folder: RunFolder) -> Mapping[str, str]:
-    """What the bindings do not say: where it ran, on what data."""
+    """Facts that the bindings do not say: where it ran, on what data."""
     if folder.record is None:
         return {name: str(value) for name in _FACTS if (value := folder.summary.get(name)) is not None}
     plan = {name: _PORT.sub("", folder.record.plan[name]) for name in _FACTS if name in folder.record.plan}
@@ -136,7 +136,7 @@ def _different(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def score(folder: RunFolder) -> float:
-    """Of the best evaluation, lower is better; infinite where there is none."""
+    """Score of the best evaluation, lower is better; infinite where there is none."""
     return folder.best[str(folder.best_metric)] * (1 if folder.low_is_best else -1) if folder.best else math.inf
 
 

@@ -33,7 +33,7 @@ _SPLITS = ("train", "eval", "precision")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Charts:
-    """What the page's script draws.
+    """Data that the page's script draws.
 
     Attributes:
       groups: x values by name and by axis, "step", "time" or "epoch".
@@ -110,7 +110,7 @@ def title(name: str) -> str:
 
 
 def ordered(names: Iterable[str], best_metric: str | None) -> list[str]:
-    """Measurements in the order of the page: what the run is judged by, the loss, the task's own, the machine's."""
+    """Measurements in the order of the page: what chooses the best, the loss, the task's own, the machine's."""
     found = dict.fromkeys(name for name in names if name not in _NOT_DRAWN)
     first = [name for name in (best_metric, "loss") if name in found]
     last = [name for name in _LAST if name in found]
@@ -151,7 +151,7 @@ def thinned(events: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> lis
 
 
 def skipped_steps(folder: RunFolder) -> float:
-    """How many steps were skipped because gradients were not finite."""
+    """Number of steps that were skipped because gradients were not finite."""
     counts = [count for event in folder.events if (count := _number(event.get("skipped_steps"))) is not None]
     return counts[-1] if counts else 0
 

@@ -85,7 +85,7 @@ def grid(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def details(summary: str, body: str) -> str:
-    """What is shown once it is asked for; `summary` is plain text."""
+    """A part that is shown once it is asked for; `summary` is plain text."""
     return f"<details><summary>{html.escape(summary)}</summary>{body}</details>"
 
 

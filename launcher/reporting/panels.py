@@ -1,4 +1,4 @@
-"""What the console says: the plan in groups, how far and how good a run is at a log event, and how it ended."""
+"""Words of the console: the plan in groups, how far and how good a run is at a log event, and how it ended."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ def plan_groups(plan: Mapping[str, str]) -> list[Rows]:
 
 
 class Epochs(NamedTuple):
-    """What a run is told by, to whom Keras's fit would tell of epochs.
+    """Epochs that a run is told by, where Keras's fit would tell of them.
 
     Attributes:
       steps: of an epoch.
@@ -106,7 +106,7 @@ def _measurements(event: Mapping[str, Any]) -> list[str]:
 def closing_rows(
     summary: Mapping[str, Any], *, total_steps: int, best: tuple[str, float, int] | None, report: str | None
 ) -> Rows:
-    """How a run ended, as `make_summary` has it; `best` is metric, value and step, `report` the path of its page."""
+    """End of a run, as `make_summary` has it; `best` is metric, value and step, `report` the path of its page."""
     seconds, took = summary["seconds"], ""
     if (number := len(summary.get("attempts", ()))) > 1 and summary.get("goodput_share"):
         seconds = {**summary["goodput"], "total": attempts.wall_seconds(summary)}
@@ -127,7 +127,7 @@ def closing_rows(
 
 
 def _shares(seconds: Mapping[str, Any]) -> str:
-    """Where the time went, the largest part first; what is below a percent and what is in no phase is the rest."""
+    """Shares of the time, the largest first; what is below a percent and what is in no phase is the rest."""
     total = seconds["total"]
     if total <= 0:
         return ""

@@ -41,7 +41,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is known of a run when it begins: the contents of run.json.
+    """Contents of run.json: what is known of a run when it begins.
 
     Attributes:
       began: Unix seconds of the first attempt.
@@ -86,7 +86,7 @@ class AttemptRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """All that a report says of a run, from the files in its folder.
+    """Contents of a run's folder, as far as a report tells of them.
 
     Attributes:
       record: as it began; None for a folder of an older version, or of a mode that does not train.
@@ -139,7 +139,7 @@ class RunFolder:
 
     @property
     def best_metric(self) -> str | None:
-        """The evaluation metric that the run is judged by; None without an evaluation."""
+        """The evaluation metric that chooses the best; None without an evaluation."""
         evaluations = self.of_split("eval")
         if not evaluations:
             return None
@@ -186,7 +186,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
 
 
 def read_run(model_dir: str, asked: str) -> RunFolder:
-    """The same of a folder that has to be a run's; UsageError, beginning with what `asked` for it, where it is none."""
+    """Reads a folder that has to be a run's; UsageError, beginning with what `asked` for it, where it is none."""
     folder = read(model_dir)
     if not folder.is_run:
         what = "nothing of a run is in it" if folder.path.is_dir() else "there is no such folder"
@@ -208,7 +208,7 @@ def read_record(path: Path) -> RunRecord | None:
 
 
 def _known(record: type, found: Any) -> dict[str, Any]:
-    """Of an object, what a record has fields for, and of their kind; other versions may have written something else."""
+    """Values of an object that a record has fields for, of their kind; other versions may have written others."""
     values = as_tuples(list(found.items())) if isinstance(found, dict) else ()
     kinds = {name: _kind(hint) for name, hint in typing.get_type_hints(record).items()}
     return {name: value for name, value in values if isinstance(value, kinds.get(name, ()))}
@@ -238,6 +238,6 @@ def _is_newer(path: Path, since: float) -> bool:
 
 
 def _attempts(told: Any) -> list[AttemptRecord]:
-    """Those of summary.json."""
+    """Attempts of summary.json."""
     rows = [_known(AttemptRecord, one) for one in told] if isinstance(told, list) else []
     return [AttemptRecord(**row) for row in rows if "number" in row]

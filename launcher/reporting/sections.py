@@ -47,7 +47,7 @@ def header(folder: RunFolder) -> str:
 
 
 def curves(folder: RunFolder) -> Section | None:
-    """All that was measured and moved."""
+    """Charts of all that was measured and moved."""
     charts = of_run(folder)
     if not charts.panels["curves"]:
         return Section("Curves", page.paragraph("Nothing was measured.")) if folder.is_run else None
@@ -63,7 +63,7 @@ def curves(folder: RunFolder) -> Section | None:
 
 
 def spikes(folder: RunFolder) -> Section | None:
-    """What the rule on loss and gradient norm found, and what was done about it."""
+    """Spikes of loss and gradient norm, and what was done about each."""
     events = folder.of_split("spike")
     if not events:
         return None
@@ -91,7 +91,7 @@ def evaluations(folder: RunFolder) -> Section | None:
 
 
 def samples(folder: RunFolder) -> Section | None:
-    """What the model made of some examples in the newest evaluation."""
+    """Answers of the model to some examples of the newest evaluation."""
     found = folder.samples
     rows = [row for row in found.get("rows", []) if len(row) == 3]
     if not rows:
@@ -148,7 +148,7 @@ def where_the_time_went(folder: RunFolder) -> Section | None:
 
 
 def workers(folder: RunFolder) -> Section | None:
-    """How much the workers differ, as the summary has it: a mapping of numbers for each worker."""
+    """Differences of the workers, as the summary has them: a mapping of numbers for each worker."""
     told = folder.summary.get("workers")
     rows = told if isinstance(told, list) else []
     rows = [row for row in rows if isinstance(row, Mapping)]
@@ -168,7 +168,7 @@ def kernels(folder: RunFolder) -> Section | None:
 
 
 def changes(folder: RunFolder) -> Section | None:
-    """What the command line changed of the recipe."""
+    """Bindings of the recipe that the command line changed."""
     if folder.record is None or not folder.record.changes:
         return None
     rows = [[one.name, one.recipe or "not bound", one.run] for one in folder.record.changes]
@@ -176,7 +176,7 @@ def changes(folder: RunFolder) -> Section | None:
 
 
 def plan(folder: RunFolder) -> Section | None:
-    """What the run resolved to, and all bindings it used."""
+    """Lines of the plan, and all bindings that the run used."""
     described = page.facts(folder.record.plan) if folder.record else ""
     if folder.config:
         described += page.details(f"{len(folder.config)} bindings that the run used", page.facts(folder.config))

@@ -15,7 +15,7 @@ from launcher.errors import LauncherError
 from launcher.machine import exit_barrier
 
 PICTURE = "data:image/png;base64,"
-"""What the first part of a sample begins with where a picture was given to the model."""
+"""Beginning of the first part of a sample where a picture was given to the model."""
 
 _EVENTS = ("train", "evaluation", "samples", "precision")
 _MOST_WAITING = 1000
@@ -85,13 +85,13 @@ class Sink:
         """Either of these two, "train" or "eval"."""
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
-        """What was given, what the model made of it and what was expected, of some evaluation examples."""
+        """Some evaluation examples: what was given, what the model made of it and what was expected."""
 
     def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
-        """What was seen of gradients; see `launcher.watch.precision_watch.Sample`."""
+        """Statistics of gradients; see `launcher.watch.precision_watch.Sample`."""
 
     def truncate_after(self, step: int) -> None:
-        """What an earlier attempt reported past `step` is about to happen again; called before `started`.
+        """Steps past `step`, which an earlier attempt reported, are about to come again; called before `started`.
 
         Also called later, when a run goes back to an earlier step.
         """
