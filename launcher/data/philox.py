@@ -80,8 +80,8 @@ def uniform(seeds: tf.Tensor, count: int, *, purpose: int) -> tf.Tensor:
     low = tf.constant(_LOW_32, tf.uint64)
     key = tf.bitcast(tf.cast(seeds, tf.int64), tf.uint64) & low
     zero = tf.zeros([], tf.uint64)
-    counter = (tf.range(blocks, dtype=tf.int64)[tf.newaxis], tf.constant(purpose, tf.uint64), zero, zero)
-    counter = (tf.bitcast(counter[0], tf.uint64), *counter[1:])
+    block = tf.bitcast(tf.range(blocks, dtype=tf.int64)[tf.newaxis], tf.uint64)
+    counter = (block, tf.constant(purpose, tf.uint64), zero, zero)
     words = tf.stack(philox((key[:, :1], key[:, 1:]), counter), axis=-1)
     words = tf.reshape(words, [-1, 4 * blocks])[:, :count]
     return as_uniform(words)

@@ -211,15 +211,15 @@ def facts(name: str, *, train_split: str | None, eval_split: str | None) -> Fact
       UsageError: no such data set, or it does not hold labelled 8-bit images.
     """
     known = TFDS.get(name)
-    may_serve = known is not None and train_split is None and eval_split is None
+    usual = known if train_split is None and eval_split is None else None
     directory = data_dir()
     may_be_prepared = "://" in directory or os.path.isdir(os.path.join(directory, name.partition("/")[0]))
-    if known is not None and may_serve and not may_be_prepared:  # planned without TFDS, which takes a second
-        return known
+    if usual is not None and not may_be_prepared:  # planned without TFDS, which takes a second
+        return usual
     builder = open_builder(name)
     prepared = is_prepared(builder)
-    if known is not None and may_serve and not prepared:
-        return known
+    if usual is not None and not prepared:
+        return usual
     splits = builder.info.splits
     if eval_split is None:
         eval_split = known.eval_split if known else next((s for s in ("test", "validation") if s in splits), "test")

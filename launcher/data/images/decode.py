@@ -1,7 +1,8 @@
 """From an encoded image to a stored one: decode, cut and scale. One image a call, inside `tf.data.Dataset.map`."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -49,27 +50,22 @@ class ImageDecoder:
           float32 or uint8 [n, *image_shape].
         """
 
-        def cut(one: tuple[tf.Tensor, ...]) -> tf.Tensor:
-            window = self.random_window(*one)[tf.newaxis]
-            return finish(window) if finish else tf.cast(window, tf.uint8)
+        def cut(image: tuple[tf.Tensor, ...]) -> tf.Tensor:
+            window = self.random_window(*image)
+            return finish(window[tf.newaxis])[0] if finish else tf.cast(window, tf.uint8)
 
-        each = encoded, window_numbers(seeds), flips(seeds) & flip
-        windows = self._each(cut, each, [1, *self.image_shape], tf.float32 if finish else tf.uint8)
-        return tf.reshape(windows, [-1, *self.image_shape])
+        return self._each(
+            cut, (encoded, window_numbers(seeds), flips(seeds) & flip), tf.float32 if finish else tf.uint8
+        )
 
     def centres(self, encoded: tf.Tensor) -> tf.Tensor:
         """`centre` of each image of a batch, string [n]."""
-        return self._each(self.centre, encoded, self.image_shape, tf.uint8)
+        return self._each(self.centre, encoded, tf.uint8)
 
-    def _each(
-        self,
-        cut: Callable[..., tf.Tensor],
-        batch: tf.Tensor | tuple[tf.Tensor, ...],
-        shape: Sequence[int],
-        dtype: tf.DType = tf.float32,
-    ) -> tf.Tensor:
+    def _each(self, cut: Callable[..., tf.Tensor], batch: Any, dtype: tf.DType) -> tf.Tensor:
         # One after another: batches are made in parallel, and to overlap images within each halves the speed.
-        return tf.map_fn(cut, batch, fn_output_signature=tf.TensorSpec(shape, dtype), parallel_iterations=1)
+        signature = tf.TensorSpec(self.image_shape, dtype)
+        return tf.map_fn(cut, batch, fn_output_signature=signature, parallel_iterations=1)
 
     def random_window(self, encoded: tf.Tensor, numbers: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
         """A random window of an image (string []), scaled: whole numbers of 0 to 255, float32 `image_shape`.

@@ -7,6 +7,7 @@ hash of their names, which stays the same when files are added.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -39,36 +40,37 @@ _REMEMBERED = 10_000
 _END = 32  # bytes
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class FolderImages:
     """Image files at paths with slashes from `root` on, and their labels; see `encoded.EncodedImages`."""
 
-    def __init__(self, root: str, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
-        self._root = root
-        self._paths = list(paths)
-        self._labels = np.asarray(labels, np.int32)
+    root: str
+    paths: Sequence[str]
+    labels: np.ndarray  # int32 [n]
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     @no_autograph
     def fetch(self, indices: tf.Tensor) -> dict[str, tf.Tensor]:
         chosen = self._in_memory.fetch(indices)
-        paths = tf.strings.join([self._root + "/", chosen["path"]])
+        paths = tf.strings.join([self.root + "/", chosen["path"]])
         image = tf.map_fn(tf.io.read_file, paths, fn_output_signature=tf.TensorSpec([], tf.string))
         return {"image": image, "label": chosen["label"]}
 
     @functools.cached_property
     def _in_memory(self) -> ArrayExamples:
-        return ArrayExamples({"path": np.array([path.encode() for path in self._paths]), "label": self._labels})
+        return ArrayExamples({"path": np.array([path.encode() for path in self.paths]), "label": self.labels})
 
     def name(self, index: int) -> str:
-        return f"{self._root}/{self._paths[index]}"
+        return f"{self.root}/{self.paths[index]}"
 
     def key(self, index: int) -> str:
-        return self._paths[index]
+        return self.paths[index]
 
     def select(self, chosen: np.ndarray) -> FolderImages:
-        return FolderImages(self._root, [self._paths[index] for index in chosen], self._labels[chosen])
+        paths = [self.paths[index] for index in chosen]
+        return dataclasses.replace(self, paths=paths, labels=self.labels[chosen])
 
     def opened(self, index: int) -> IO[bytes]:
         return files.opened(self.name(index))
@@ -82,7 +84,7 @@ class FolderImages:
         """The damaged files, and a digest of the ends of all, in which PNG has a checksum and JPEG its last pixels."""
         if len(self) < _REMEMBERED:
             return self._look()
-        path = storage.folder("images") / f"found-{storage.digest(*self._paths, self._versions)}.json"
+        path = storage.folder("images") / f"found-{storage.digest(*self.paths, self._versions)}.json"
         return json.loads(storage.stored_bytes(path, lambda: json.dumps(self._look()).encode()))
 
     def _look(self) -> dict[str, Any]:
@@ -104,14 +106,14 @@ class FolderImages:
             return str(error), b""
 
     def identity(self) -> str:
-        return storage.digest(*self._paths, self._versions[:, 0], self._found["ends"])
+        return storage.digest(*self.paths, self._versions[:, 0], self._found["ends"])
 
     @functools.cached_property
     def _versions(self) -> np.ndarray:
         """Size and time of the last change of each file, int64 [n, 2]."""
         with futures.ThreadPoolExecutor(_READERS) as pool:
-            each = pool.map if files.is_remote(self._root) else map
-            versions = each(lambda path: files.version(f"{self._root}/{path}"), self._paths)
+            each = pool.map if files.is_remote(self.root) else map
+            versions = each(lambda path: files.version(f"{self.root}/{path}"), self.paths)
             return np.fromiter(versions, np.dtype((np.int64, 2)), len(self))
 
 
@@ -217,7 +219,7 @@ def _images(root: str, classes: Sequence[str]) -> tuple[FolderImages, int]:
         paths += images
         labels += [label] * len(images)
         others += len(inside) - len(images)
-    return FolderImages(root, paths, labels), others
+    return FolderImages(root, paths, np.array(labels, np.int32)), others
 
 
 def _files_in(folder: str) -> Iterator[str]:

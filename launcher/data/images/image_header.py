@@ -27,12 +27,18 @@ PALETTE = "BMP with a palette of colours, whose numbers TensorFlow takes for gre
 def check(file: IO[bytes]) -> None:
     """Raises UsageError unless the file begins and ends as an image of its format does."""
     start = _start(file)
-    if start.startswith(_SOI):
-        _check_jpeg(file)
-    elif start.startswith(_PNG):
-        _check_png(file)
-    elif start.startswith(b"BM"):
+    if start.startswith(b"BM"):
         _check_bmp(file, start)
+        return
+    is_jpeg = start.startswith(_SOI)
+    kind, end = ("JPEG", _EOI) if is_jpeg else ("PNG", _PNG_END) if start.startswith(_PNG) else ("GIF", b"")
+    if last_bytes(file, len(end)) == end:
+        return
+    # Cameras append data of their own. A thumbnail has an end of its own, in a segment before the image.
+    file.seek(0)
+    has_pixels = not is_jpeg or any(marker == _SOS for marker, _ in _jpeg_segments(file))
+    if not has_pixels or end not in file.read():
+        raise UsageError(f"truncated {kind}")
 
 
 def size(file: IO[bytes]) -> tuple[int, int]:
@@ -66,16 +72,6 @@ def _start(file: IO[bytes]) -> bytes:
     return start
 
 
-def _check_jpeg(file: IO[bytes]) -> None:
-    if last_bytes(file, len(_EOI)) == _EOI:
-        return
-    # Cameras append data of their own. A thumbnail has an end of its own, in a segment before the image.
-    for marker, _ in _jpeg_segments(file):
-        if marker == _SOS and _EOI in file.read():
-            return
-    raise UsageError("truncated JPEG")
-
-
 def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
     """Markers and contents up to the start of the scan, after which the file stands; less where the file ends."""
     file.seek(2)
@@ -89,14 +85,6 @@ def _jpeg_segments(file: IO[bytes]) -> list[tuple[int, bytes]]:
         length = struct.unpack(">H", header[2:])[0] - 2
         segments.append((header[1], file.read(length)))
     return segments
-
-
-def _check_png(file: IO[bytes]) -> None:
-    if last_bytes(file, len(_PNG_END)) == _PNG_END:
-        return
-    file.seek(0)
-    if _PNG_END not in file.read():  # something may follow the last chunk
-        raise UsageError("truncated PNG")
 
 
 def _check_bmp(file: IO[bytes], start: bytes) -> None:

@@ -77,8 +77,7 @@ class StoredImages:
     @no_autograph
     def decode(self, files: tf.Tensor) -> tf.Tensor:
         """JPEG or PNG images of any size, string [n], as evaluation has them: float32 [n, *image_shape]."""
-        decoder = self.decoder(scaled=True)
-        images = tf.map_fn(decoder.centre, files, fn_output_signature=tf.TensorSpec(self.image_shape, tf.uint8))
+        images = self.decoder(scaled=True).centres(files)
         # A file's brightest pixel is 255, that of the data set may be another.
         pixels = tf.cast(images, tf.float32) * (self.facts.max_value / 255.0)
         return self._standardised(pixels)

@@ -24,7 +24,7 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.config.bound_types import check_value
-from launcher.data.pipeline import ArrayExamples, Batch, RandomAccessData, Shard
+from launcher.data.pipeline import ArrayExamples, Batch, ExamplesEvaluation, Shard
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.files import FilePairs, Pair
 from launcher.data.text.packing import Sequences
@@ -96,7 +96,7 @@ class TextPairs(TextRows[Pair]):
             raise UsageError(f"text_pairs.name = {self.name!r} has no held-out pairs to translate")
         examples = np.arange(len(decode)) if chosen is None else np.asarray(chosen, np.int64)
         chosen_rows = ArrayExamples({"source": decode[examples], "example": examples})
-        return RandomAccessData(train=chosen_rows, evaluation=chosen_rows, finish=_decode_batch).eval_batches(shard)
+        return ExamplesEvaluation(chosen_rows).batches(shard, _decode_batch)
 
     @functools.cached_property
     def eval_pairs(self) -> list[Pair]:
