@@ -144,8 +144,8 @@ class Examples(Protocol):
     def fetch(self, indices: tf.Tensor) -> Batch:
         """Examples `indices` (int64 [n]) as tensors [n, ...]; runs inside `tf.data.Dataset.map`.
 
-        Examples that are fetched by Python say what to do about it in `needs_python`, a string, as that works only in
-        the process that trains and not on the hosts of a TPU pod.
+        Examples that only the process that trains can fetch, as by Python, and not the hosts of a TPU pod, say what to
+        do about it in `stays_here`, a string.
         """
 
 
@@ -384,9 +384,9 @@ def _not_rewritten(elements: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _check_can_run(examples: Examples, shard: Shard) -> None:
-    advice = getattr(examples, "needs_python", None)
+    advice = getattr(examples, "stays_here", None)
     if advice is not None and not shard.in_this_process:
-        raise UsageError(f"the hosts of a TPU pod run no Python, which reads this data: {advice}")
+        raise UsageError(f"the hosts of a TPU pod cannot read this data, which the process that trains reads: {advice}")
 
 
 @no_autograph

@@ -15,7 +15,6 @@ from launcher.data.text import storage, vocabulary
 from launcher.data.text.source import Source
 from launcher.data.text.storage import Arrays, Built
 from launcher.data.text.vocabulary import Vocabulary
-from launcher.machine.no_autograph import no_autograph
 
 _FORMAT = 1  # of the stored rows
 _TRAIN, _HELD_OUT = "train.", "held_out."
@@ -122,8 +121,9 @@ class TextRows(abc.ABC, Generic[Item]):
 
     def _examples(self, arrays: Arrays) -> Examples:
         """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""
-        fits = sum(array.nbytes for array in arrays.values()) <= self._memory_limit_bytes
-        return ArrayExamples(arrays) if fits else MappedExamples(arrays)
+        if sum(array.nbytes for array in arrays.values()) > self._memory_limit_bytes:
+            return MappedExamples(arrays)
+        return ArrayExamples({key: np.array(array) for key, array in arrays.items()})
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -141,30 +141,13 @@ def split(train: Arrays, held_out: Arrays) -> Arrays:
     }
 
 
-class MappedExamples:
-    """Examples in memory-mapped arrays [n, ...], which stay on disk: what is fetched is read."""
+class MappedExamples(ArrayExamples):
+    """Examples in memory-mapped arrays [n, ...], of which large ones stay on disk: what is fetched is read."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
-        self._arrays = dict(arrays)
-        self._length = len(next(iter(self._arrays.values())))
-        size = sum(array.nbytes for array in self._arrays.values())
-        self.needs_python = f"raise memory_limit_bytes of text_corpus or text_pairs to {size}, to hold its rows"
-
-    def __len__(self) -> int:
-        return self._length
-
-    @no_autograph
-    def fetch(self, indices: tf.Tensor) -> Batch:
-        rows = tf.numpy_function(
-            lambda chosen: [np.asarray(array[chosen]) for array in self._arrays.values()],
-            [indices],
-            [tf.as_dtype(array.dtype) for array in self._arrays.values()],
-            stateful=False,
-        )
-        return {
-            key: tf.ensure_shape(row, [indices.shape[0], *self._arrays[key].shape[1:]])
-            for key, row in zip(self._arrays, rows, strict=True)
-        }
+    def __init__(self, arrays: Arrays):
+        super().__init__(arrays)
+        size = sum(array.nbytes for array in arrays.values())
+        self.stays_here = f"raise memory_limit_bytes of text_corpus or text_pairs to {size}, to hold its rows"
 
 
 def segments(tokens: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:

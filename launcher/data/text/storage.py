@@ -76,7 +76,7 @@ def stored_rows(path: Path, make: Callable[[], Built]) -> Built:
                 if error.errno not in _THERE_ALREADY:  # another worker was faster
                     raise
     facts = json.loads((path / _FACTS).read_text())
-    return {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}, facts
+    return {file.stem: np.load(file, mmap_mode="c") for file in sorted(path.glob("*.npy"))}, facts
 
 
 @contextlib.contextmanager
