@@ -95,16 +95,12 @@ class BatchNormalization(keras.layers.Layer):
         channels = input_shape[-1]
         if len(input_shape) < 2 or channels is None:
             raise ValueError(f"Inputs must be [batch, ..., channels], channels known, and are {tuple(input_shape)}.")
-        self.gamma = self._weight("gamma", channels, self.gamma_initializer, trainable=True)
-        self.beta = self._weight("beta", channels, "zeros", trainable=True)
-        self.moving_mean = self._weight("moving_mean", channels, "zeros", trainable=False)
-        self.moving_variance = self._weight("moving_variance", channels, "ones", trainable=False)
-
-    def _weight(self, name: str, channels: int, initializer: Any, *, trainable: bool) -> keras.Variable:
         # autocast=False: a 16-bit policy would otherwise hand the weight to `call` in 16 bits.
-        return self.add_weight(
-            name=name, shape=(channels,), dtype="float32", initializer=initializer, trainable=trainable, autocast=False
-        )
+        add = functools.partial(self.add_weight, shape=(channels,), dtype="float32", autocast=False)
+        self.gamma = add(name="gamma", initializer=self.gamma_initializer)
+        self.beta = add(name="beta", initializer="zeros")
+        self.moving_mean = add(name="moving_mean", initializer="zeros", trainable=False)
+        self.moving_variance = add(name="moving_variance", initializer="ones", trainable=False)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         normalize = self._normalize_by_batch if training and self.trainable else self._normalize
@@ -167,7 +163,7 @@ class BatchNormalization(keras.layers.Layer):
         return tf.concat(outputs, 0), tf.add_n(means) / num_groups, tf.add_n(variances) / num_groups
 
     def _normalize_many_groups(self, images: tf.Tensor, num_groups: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What `_normalize_groups` does, in operations whose number does not grow with that of the groups."""
+        """`_normalize_groups` in operations whose number does not grow with that of the groups."""
         shape = tf.concat([[num_groups, self.group_size], tf.shape(images)[1:]], 0)
         groups = tf.cast(tf.reshape(images, shape), tf.float32)
         mean_of = functools.partial(tf.reduce_mean, axis=[1, 2, 3], keepdims=True)
@@ -256,7 +252,7 @@ class PooledBatchNormalization(BatchNormalization):
 
     @tf.custom_gradient
     def _normalize_maxima(self, features: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[Any, Callable]:
-        """Of a `gamma` that is not negative."""
+        """Normalises and takes maxima, by a `gamma` that is not negative."""
         dtype, values = features.dtype, tf.cast(tf.size(features) // features.shape[-1], tf.float32)
         whole = tf.cast(features, tf.float32)
         mean, squares = tf.reduce_sum(whole, [0, 1, 2]) / values, tf.reduce_sum(whole * whole, [0, 1, 2]) / values

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -15,17 +14,16 @@ from .normalization import BatchNormalization, PooledBatchNormalization
 from .transformer.dimensions import check_images
 
 Normalization = Callable[..., BatchNormalization]  # (name=, gamma_initializer=) -> layer
-Block = Callable[..., Any]  # (inputs, name=, filters=, stride=, norm=, last_gamma=) -> outputs
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Architecture:
-    """One depth: the blocks of each stage, the kind of block, and the channels inside a block of each stage."""
-
-    blocks: tuple[int, ...]
-    block: Block
-    filters: tuple[int, ...]
-    is_small: bool
+_SMALL = (8, 20, 32, 44, 56)  # depths, 6n + 2
+# Blocks of each stage, by depth.
+_BLOCKS = {depth: ((depth - 2) // 6,) * 3 for depth in _SMALL} | {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 
 
 @gin.configurable
@@ -76,9 +74,8 @@ def resnet(
         A functional model from images, float32 [batch, height, width, channels], to logits, float32
         [batch, num_classes], under any dtype policy; the layers between compute in the policy's dtype.
     """
-    architecture = _ARCHITECTURES.get(depth)
-    if architecture is None:
-        raise ValueError(f"There is no ResNet of depth {depth}. Known depths: {', '.join(map(str, _ARCHITECTURES))}.")
+    if depth not in _BLOCKS:
+        raise ValueError(f"There is no ResNet of depth {depth}. Known depths: {', '.join(map(str, _BLOCKS))}.")
     check_images(image_shape, num_classes)
     norm = functools.partial(
         BatchNormalization,
@@ -87,19 +84,22 @@ def resnet(
         group_size=norm_group_size,
         synchronized=synchronized_norm,
     )
-    last_gamma = "zeros" if zero_init_last_gamma else "ones"
+    is_small = depth in _SMALL
+    all_filters = (16, 32, 64) if is_small else (64, 128, 256, 512)
 
     images = keras.Input(shape=tuple(image_shape), dtype="float32", name="image")
-    features = _stem(images, kind=_stem_kind(stem, depth, image_shape), filters=architecture.filters[0], norm=norm)
-    for stage, (blocks, filters) in enumerate(zip(architecture.blocks, architecture.filters, strict=True), start=1):
+    features = _stem(images, kind=_stem_kind(stem, depth, image_shape), filters=all_filters[0], norm=norm)
+    for stage, (blocks, filters) in enumerate(zip(_BLOCKS[depth], all_filters, strict=True), start=1):
         for block in range(1, blocks + 1):
-            features = architecture.block(
+            features = _block(
                 features,
                 name=f"stage{stage}_block{block}",
+                kernels=(3, 3) if is_small or depth < 50 else (1, 3, 1),
                 filters=filters,
                 stride=2 if stage > 1 and block == 1 else 1,
                 norm=norm,
-                last_gamma=last_gamma,
+                last_gamma="zeros" if zero_init_last_gamma else "ones",
+                shortcut=_subsampling if is_small else _projection,
             )
     # The head is float32: 16 bits would round a mean over many positions, and the logits.
     pooled = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
@@ -111,7 +111,7 @@ def resnet(
 def _stem_kind(stem: str, depth: int, image_shape: tuple[int, int, int]) -> str:
     if stem not in ("auto", "7x7", "3x3"):
         raise ValueError(f"There is no stem {stem!r}. Known stems: auto, 7x7, 3x3.")
-    if _ARCHITECTURES[depth].is_small:
+    if depth in _SMALL:
         if stem == "7x7":
             raise ValueError(f"ResNet-{depth} has a 3x3 stem. Set stem to 'auto', or use depth 18.")
         return "3x3"
@@ -127,32 +127,32 @@ def _stem(images: Any, *, kind: str, filters: int, norm: functools.partial[Batch
     return PooledBatchNormalization(name="stem_norm", **norm.keywords)(features)
 
 
-def _basic_block(
-    inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization, last_gamma: str, projects: bool
+def _block(
+    inputs: Any,
+    *,
+    name: str,
+    kernels: Sequence[int],
+    filters: int,
+    stride: int,
+    norm: Normalization,
+    last_gamma: str,
+    shortcut: Callable[..., Any],
 ) -> Any:
-    """Two 3x3 convolutions, the first with the stride."""
-    features = _convolution_norm_relu(inputs, name=name, index="1", filters=filters, kernel=3, stride=stride, norm=norm)
-    features = _convolution(features, name=f"{name}_conv2", filters=filters, kernel=3)
-    features = norm(name=f"{name}_norm2", gamma_initializer=last_gamma)(features)
-    shortcut = _projection if projects else _subsampling
-    return _join(features, shortcut(inputs, name=name, filters=filters, stride=stride, norm=norm), name=name)
+    """Convolutions of these kernels, the first 3x3 with the stride (v1.5), beside a shortcut.
 
-
-def _bottleneck_block(
-    inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization, last_gamma: str
-) -> Any:
-    """1x1, 3x3 with the stride (v1.5), and 1x1 to four times the channels."""
-    features = _convolution_norm_relu(inputs, name=name, index="1", filters=filters, kernel=1, norm=norm)
-    features = _convolution_norm_relu(
-        features, name=name, index="2", filters=filters, kernel=3, stride=stride, norm=norm
-    )
-    features = _convolution(features, name=f"{name}_conv3", filters=4 * filters, kernel=1)
-    features = norm(name=f"{name}_norm3", gamma_initializer=last_gamma)(features)
-    return _join(features, _projection(inputs, name=name, filters=4 * filters, stride=stride, norm=norm), name=name)
-
-
-def _join(features: Any, shortcut: Any, *, name: str) -> Any:
-    total = keras.layers.Add(name=f"{name}_add")([features, shortcut])
+    Two kernels are a basic block; three a bottleneck, whose last one makes four times the channels.
+    """
+    features, count = inputs, len(kernels)
+    for index, kernel in enumerate(kernels[:-1]):
+        strides = stride if index == kernels.index(3) else 1
+        features = _convolution_norm_relu(
+            features, name=name, index=str(index + 1), filters=filters, kernel=kernel, stride=strides, norm=norm
+        )
+    filters *= 4 if count == 3 else 1
+    features = _convolution(features, name=f"{name}_conv{count}", filters=filters, kernel=kernels[-1])
+    features = norm(name=f"{name}_norm{count}", gamma_initializer=last_gamma)(features)
+    beside = shortcut(inputs, name=name, filters=filters, stride=stride, norm=norm)
+    total = keras.layers.Add(name=f"{name}_add")([features, beside])
     return keras.layers.ReLU(name=f"{name}_relu")(total)
 
 
@@ -218,21 +218,3 @@ def _convolution(inputs: Any, *, name: str, filters: int, kernel: int, stride: i
     return keras.layers.Conv2D(
         filters, kernel, strides=stride, padding=padding, use_bias=False, kernel_initializer=initializer, name=name
     )(inputs)
-
-
-def _large(blocks: tuple[int, ...], block: Block) -> _Architecture:
-    return _Architecture(blocks=blocks, block=block, filters=(64, 128, 256, 512), is_small=False)
-
-
-def _small(depth: int) -> _Architecture:
-    block = functools.partial(_basic_block, projects=False)
-    return _Architecture(blocks=((depth - 2) // 6,) * 3, block=block, filters=(16, 32, 64), is_small=True)
-
-
-_ARCHITECTURES = {depth: _small(depth) for depth in (8, 20, 32, 44, 56)} | {
-    18: _large((2, 2, 2, 2), functools.partial(_basic_block, projects=True)),
-    34: _large((3, 4, 6, 3), functools.partial(_basic_block, projects=True)),
-    50: _large((3, 4, 6, 3), _bottleneck_block),
-    101: _large((3, 4, 23, 3), _bottleneck_block),
-    152: _large((3, 8, 36, 3), _bottleneck_block),
-}

@@ -1,4 +1,4 @@
-"""What models from tokens to logits share: how they are built, saved and loaded, and how features become logits."""
+"""Models from tokens to logits: how they are built, saved and loaded, and how features become logits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TokenModel(keras.Model):
         self.built = True
 
     def output_matrix(self) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """What makes logits of the features of `logits=False`, for a loss that does so itself, see `products.logits`.
+        """Matrix and bias that make logits of the features of `logits=False`, for a loss that does so, see `products`.
 
         Returns:
             (matrix [vocab_size, width] in the dtype in which the layer computes, bias float32 [vocab_size] or None).

@@ -66,7 +66,7 @@ def wine(tmp_path, monkeypatch, capsys):
 BEFORE_ANYTHING_IS_WRITTEN = {
     "weight 1 beside means": (
         {SUMS: "return tf.reduce_mean(losses), 1.0, {'accuracy': tf.reduce_mean(right)}"},
-        IN_LOSS + "loss() returned weight 1 for 32 examples in its batch: return sums, not means",
+        IN_LOSS + "loss() returned weight 1 for 32 examples: return sums, not means",
     ),
     "one number": (
         {SUMS: "return tf.reduce_mean(losses)"},

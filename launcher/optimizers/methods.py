@@ -14,7 +14,8 @@ from launcher.optimizers.weight_shards import WeightShard, means, norms, without
 class _Method(keras.optimizers.Optimizer):
     """A Keras optimizer with settings of its own and a weight decay, `layer_decay`, that is part of its update.
 
-    A subclass names its settings in `defaults`; each is an argument and an attribute.
+    A subclass names its settings in `defaults`; each is an argument and an attribute. It has `_make_slots` and `_move`,
+    which updates a variable or its shard.
 
     Args:
       layer_decay: weight decay.
@@ -41,6 +42,12 @@ class _Method(keras.optimizers.Optimizer):
             self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
             self._make_slots(variables)
 
+    def update_step(
+        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
+    ) -> None:
+        weight, index = tf.convert_to_tensor(variable), self._get_variable_index(variable)
+        self._move(index, variable, weight, tf.cast(gradient, weight.dtype), tf.cast(learning_rate, weight.dtype))
+
     def _slots(self, variables: Sequence[keras.Variable], name: str) -> list[keras.Variable]:
         return [self.add_variable_from_reference(variable, name) for variable in variables]
 
@@ -65,13 +72,8 @@ class LAMB(_Method):
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
         self._first, self._second = (self._slots(variables, name) for name in ("first_moment", "second_moment"))
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
-    ) -> None:
-        index = self._get_variable_index(variable)
+    def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         first, second = self._first[index], self._second[index]
-        weight = tf.convert_to_tensor(variable)
-        gradient = tf.cast(gradient, weight.dtype)
         count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
         new_first = self.beta_1 * tf.convert_to_tensor(first) + (1.0 - self.beta_1) * gradient
         new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
@@ -84,7 +86,7 @@ class LAMB(_Method):
             update *= _trust_ratio(weight_norm, update_norm, tf.math.divide_no_nan(weight_norm, update_norm))
         self.assign(first, new_first)
         self.assign(second, new_second)
-        self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
+        self.assign_sub(variable, rate * update)
 
 
 class LARS(_Method):
@@ -106,14 +108,8 @@ class LARS(_Method):
     def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
         self._velocities = self._slots(variables, "velocity")
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
-    ) -> None:
-        index = self._get_variable_index(variable)
+    def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         velocity = self._velocities[index]
-        weight = tf.convert_to_tensor(variable)
-        gradient = tf.cast(gradient, weight.dtype)
-        rate = tf.cast(learning_rate, weight.dtype)
         if self._included[index]:
             weight_norm, gradient_norm = norms(variable, weight, gradient)
             denominator = gradient_norm + self.layer_decay * weight_norm + self.epsilon
@@ -167,13 +163,8 @@ class Adafactor(_Method):
         name = f"{like.path.replace('/', '_')}_{name}"
         return self.add_variable(shape=like.shape, initializer="zeros", dtype=like.dtype, name=name)
 
-    def update_step(
-        self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
-    ) -> None:
-        index = self._get_variable_index(variable)
+    def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         moments = self._moments[index]
-        weight = tf.convert_to_tensor(variable)
-        gradient = tf.cast(gradient, weight.dtype)
         count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
         beta = 1.0 - tf.pow(count, -self.decay)
         squares = tf.square(gradient) + self.epsilon
@@ -193,7 +184,7 @@ class Adafactor(_Method):
         update *= tf.maximum(weight_rms, self.scale_epsilon)
         if self._included[index] and self.layer_decay:
             update += self.layer_decay * weight
-        self.assign_sub(variable, tf.cast(learning_rate, weight.dtype) * update)
+        self.assign_sub(variable, rate * update)
 
 
 def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:

@@ -6,9 +6,10 @@ takes from a Keras optimizer only its slots and its `update_step`, and adds the 
 constraints and the count of updates. What the Keras optimizer was made with is kept: its learning rate, its weight
 decay, which Keras multiplies by the learning rate and takes from every weight that `exclude_from_weight_decay` does not
 name, and its bound on gradients, which the step applies once, after the reduction. One that has methods of its own for
-any of that does all of it by itself, see `launcher.optimizers.own_methods`.
+any of that does all of it by itself, see `launcher.optimizers.own_settings`.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -19,9 +20,10 @@ import tensorflow as tf
 from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
-from launcher.optimizers import own_methods, own_settings
+from launcher.machine.replaced import put
+from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
-from launcher.optimizers.weight_shards import WeightShard, check_shardable, reduces_shards, shard_of
+from launcher.optimizers.weight_shards import WeightShard, shard_of
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -32,6 +34,21 @@ _NOT_APPLIED = {
     "loss_scale_factor": "bind train.loss_scale instead",
     "use_ema": "bind train.ema_decay instead",
 }
+
+# Keras's optimizers whose update treats each element of a weight by itself.
+_ELEMENT_WISE = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "ScheduleFreeAdamW",
+)
 
 
 class Optimizer:
@@ -56,6 +73,7 @@ class Optimizer:
 
     Attributes:
       keras_optimizer: as it was given.
+      updated: what `build` was given.
       shards: of each variable that `build` was given, the shard that a replica updates; None where each updates the
         whole.
       slot_shards: slots of which a replica holds a shard, each with its shape's shard: the variable's, or less an axis.
@@ -76,7 +94,7 @@ class Optimizer:
         own_average: bool = False,
     ):
         _check_plain(keras_optimizer, own_average)
-        self.keras_optimizer = self._keras = keras_optimizer
+        self.keras_optimizer = keras_optimizer
         if not (math.isfinite(weight_decay) and weight_decay >= 0.0):
             raise UsageError(f"{keras_optimizer.name}: weight_decay = {weight_decay} must be 0 or more")
         if weight_decay and decoupled is None:
@@ -84,7 +102,7 @@ class Optimizer:
                 f"{keras_optimizer.name}: weight_decay = {weight_decay} needs decoupled=True (beside the update, as "
                 "AdamW) or decoupled=False (added to the gradient, as SGD)"
             )
-        self._own = own_methods.overridden(keras_optimizer) or own_settings.left_to_it(keras_optimizer)
+        self._own = own_settings.overridden(keras_optimizer) or own_settings.left_to_it(keras_optimizer)
         self._is_given = bool(weight_decay) or learning_rate is not None
         keras_decays = own_settings.decays(keras_optimizer)
         if weight_decay and keras_decays:
@@ -100,9 +118,10 @@ class Optimizer:
         excluded = () if keras_decays else NO_DECAY
         patterns = excluded if exclude_from_decay is None else exclude_from_decay
         self._exclude = checked_patterns("exclude_from_decay", patterns)
-        self._updated: list[keras.Variable] = []
+        self.updated: list[keras.Variable] = []
         self._decays: list[float] = []
         self._multipliers: list[float] = []
+        self._positions: Sequence[int] = ()
         self._total_steps = 0
         self.shards: list[WeightShard | None] = []
         self.slot_shards: list[tuple[keras.Variable, WeightShard]] = []
@@ -113,6 +132,7 @@ class Optimizer:
         total_steps: int,
         rate_multipliers: Sequence[float] | None = None,
         shards: int = 1,
+        positions: Sequence[int] | None = None,
     ) -> None:
         """Creates the slots; under the strategy's scope.
 
@@ -122,6 +142,7 @@ class Optimizer:
             by the rate: decoupled weight decay is multiplied, too. None for 1 everywhere.
           shards: replicas among which the slots are shared out; 1 for all slots on every replica. The optimizer must be
             one that `check_shardable` lets through.
+          positions: those of the variables' gradients among what `apply` is given; None for all in order.
 
         Raises:
           UsageError: a variable, the optimizer or the schedule cannot be used on replicas.
@@ -129,46 +150,60 @@ class Optimizer:
         self._check_scope(variables, shards)
         if self._own and (self._is_given or shards > 1 or {*(rate_multipliers or ())} - {1.0}):
             raise UsageError(
-                f"{', '.join(self._own)} of {type(self._keras).__name__} {self._keras.name!r} goes by the rate and "
-                "decay that this was made with, and by whole weights: give no other rate or weight decay, no "
-                "train.rate_multipliers and no train.shard"
+                f"{', '.join(self._own)} of {type(self.keras_optimizer).__name__} {self.keras_optimizer.name!r} goes "
+                "by the rate and decay that this was made with, and by whole weights: give no other rate or weight "
+                "decay, no train.rate_multipliers and no train.shard"
             )
         for variable in variables:
             if variable.value.aggregation != tf.VariableAggregation.NONE:
                 raise UsageError(f"{variable.path!r}: make it without aggregation={variable.aggregation!r}")
-        self._updated = list(variables)
+        self.updated = list(variables)
         self.shards = [shard_of(variable, shards) for variable in variables]
         self._build_keras()
         self._decays = [
             0.0 if any(re.search(pattern, variable.path) for pattern in self._exclude) else self._weight_decay or own
-            for variable, own in zip(variables, own_settings.weight_decays(self._keras, variables), strict=True)
+            for variable, own in zip(
+                variables, own_settings.weight_decays(self.keras_optimizer, variables), strict=True
+            )
         ]
         self._multipliers = [1.0 for _ in variables] if rate_multipliers is None else list(rate_multipliers)
+        self._positions = range(len(variables)) if positions is None else positions
         self._total_steps = total_steps
         rate = self.learning_rate(tf.constant(0.0))
         if rate.shape.rank != 0:
-            raise UsageError(f"{self._keras.name}: the schedule must return a scalar, got shape {rate.shape}")
+            raise UsageError(f"{self.keras_optimizer.name}: the schedule must return a scalar, got shape {rate.shape}")
 
     def check_shardable(self) -> None:
-        """Raises UsageError where the state cannot be shared out; see `launcher.optimizers.weight_shards`."""
-        check_shardable(self._keras)
+        """Raises UsageError where it is not known that the state can be shared out; see `weight_shards`."""
+        kind = type(self.keras_optimizer)
+        known = kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]
+        if known or getattr(kind, "element_wise", False) or self.reduces_shards:
+            return
+        raise UsageError(
+            f"train.shard: {kind.__name__} {self.keras_optimizer.name!r} is not known to update each element of a "
+            "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS, Adafactor "
+            f"or one of {', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step "
+            "does so, say element_wise = True in its class"
+        )
 
     @property
     def reduces_shards(self) -> bool:
-        """Whether `apply` reduces over the replicas where variables are sharded, and cannot stand in a conditional."""
-        return reduces_shards(self._keras)
+        """Whether `apply` takes `weight_shards.norms` or `means`, which reduce over the replicas where variables are
+        sharded, so that it cannot stand in a conditional then.
+        """
+        return getattr(type(self.keras_optimizer), "reduces_shards", False)
 
     def _build_keras(self) -> None:
         if not any(self.shards):
-            if not self._keras.built:
-                self._keras.build(self._updated)
+            if not self.keras_optimizer.built:
+                self.keras_optimizer.build(self.updated)
             return
-        keras_add = self._keras.add_variable_from_reference
+        keras_add = self.keras_optimizer.add_variable_from_reference
 
         def add(reference_variable: object, name: str = "var", initializer: object = "zeros") -> keras.Variable:
             if not isinstance(reference_variable, WeightShard):
                 return keras_add(reference_variable, name=name, initializer=initializer)
-            slot = self._keras.add_variable(
+            slot = self.keras_optimizer.add_variable(
                 shape=reference_variable.shape,
                 initializer=initializer,
                 dtype=reference_variable.dtype,
@@ -178,13 +213,15 @@ class Optimizer:
             self.slot_shards.append((slot, reference_variable))
             return slot
 
-        self._keras.add_variable_from_reference = add
-        self._keras.build([shard or variable for shard, variable in zip(self.shards, self._updated, strict=True)])
-        del self._keras.add_variable_from_reference
+        with contextlib.ExitStack() as undo:
+            put(undo, self.keras_optimizer, "add_variable_from_reference", add)
+            self.keras_optimizer.build(
+                [shard or variable for shard, variable in zip(self.shards, self.updated, strict=True)]
+            )
 
     @property
     def parts(self) -> Sequence["Optimizer"]:
-        """As of `Optimizers`: itself."""
+        """Itself alone, as the parts of `Optimizers`."""
         return [self]
 
     @property
@@ -193,21 +230,21 @@ class Optimizer:
 
         None of one with methods of its own, which clips the reduced gradients by itself.
         """
-        return {} if self._own else own_settings.clipping(self._keras)
+        return {} if self._own else own_settings.clipping(self.keras_optimizer)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """Slots and the count of updates: what a checkpoint holds; the learning rate only where it may be set."""
-        unused = own_settings.rate(self._keras) if self._rate is None else None
-        return [variable for variable in self._keras.variables if variable is not unused]
+        unused = own_settings.rate(self.keras_optimizer) if self._rate is None else None
+        return [variable for variable in self.keras_optimizer.variables if variable is not unused]
 
     def copies(self) -> list[tuple[keras.Variable, keras.Variable]]:
         """The slots that begin as copies of weights, each with its weight; only `ScheduleFreeAdamW` has such."""
         kind = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
-        if kind is None or not isinstance(self._keras, kind):
+        if kind is None or not isinstance(self.keras_optimizer, kind):
             return []
-        slots = {variable.name: variable for variable in self._keras.variables}
-        return [(slots[f"{weight.path.replace('/', '_')}_momentum"], weight) for weight in self._updated]
+        slots = {variable.name: variable for variable in self.keras_optimizer.variables}
+        return [(slots[f"{weight.path.replace('/', '_')}_momentum"], weight) for weight in self.updated]
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """The rate of one step, float32 scalar, which `rate_multipliers` may multiply for some variables.
@@ -215,9 +252,13 @@ class Optimizer:
         Args:
           step: steps done before it, scalar; skipped steps count.
         """
-        if (rate := self._keras.learning_rate if self._own else self._rate) is not None:
+        if (rate := self.keras_optimizer.learning_rate if self._own else self._rate) is not None:
             return tf.cast(tf.convert_to_tensor(rate), tf.float32)
         return tf.cast(call_converted(self._schedule, step, self._total_steps), tf.float32)
+
+    def next_rate(self) -> tf.Tensor:
+        """The rate of the next update, whose number, as for Keras, is that of the updates before it."""
+        return self.learning_rate(tf.cast(tf.convert_to_tensor(self.keras_optimizer.iterations), tf.float32))
 
     def apply(
         self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
@@ -225,9 +266,9 @@ class Optimizer:
         """Updates this replica's weights; in replica context, also inside `tf.cond` unless it `reduces_shards`.
 
         Args:
-          gradients: one for each variable given to `build`; reduced, unscaled and clipped float32 tensors, equal on
-            every replica; of a variable with a shard in `shards`, this replica's shard of it. None leaves the variable
-            and its slots alone, as Keras does: no update and no decay.
+          gradients: one for each variable given to `build`, at its position; reduced, unscaled and clipped float32
+            tensors, equal on every replica; of a variable with a shard in `shards`, this replica's shard of it. None
+            leaves the variable and its slots alone, as Keras does: no update and no decay.
           step: as in `learning_rate`.
           rate: what `learning_rate` returned for it, if that is known: a conditional would compute it once more.
 
@@ -235,21 +276,22 @@ class Optimizer:
           The new value of this replica's shard of each variable that has shards and a gradient, in their order. Those
           variables are not changed: that is for the caller, with the shards of all replicas.
         """
+        gradients = [gradients[position] for position in self._positions]
         if self._own:
-            with own_methods.alone(self._keras):
-                self._keras.apply_gradients([*zip(gradients, self._updated, strict=True)])
+            with own_settings.alone(self.keras_optimizer):
+                self.keras_optimizer.apply_gradients([*zip(gradients, self.updated, strict=True)])
             return []
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
         # Keras's own SGD with momentum, and not a subclass that may do more.
-        has_momentum_alone = type(self._keras) is keras.optimizers.SGD and bool(self._keras.momentum)
-        if isinstance(self._keras, keras.optimizers.Nadam):
+        has_momentum_alone = type(self.keras_optimizer) is keras.optimizers.SGD and bool(self.keras_optimizer.momentum)
+        if isinstance(self.keras_optimizer, keras.optimizers.Nadam):
             # Leans on Keras: there it advances the product of momentum factors, once a step. Noticed by
             # tests/optimizers/test_keras_optimizers.py. Then: see where it does so now; an AttributeError names it.
-            with own_methods.alone(self._keras):
-                self._keras._backend_update_step([], [], common_rate)
+            with own_settings.alone(self.keras_optimizer):
+                self.keras_optimizer._backend_update_step([], [], common_rate)
         for index, (gradient, whole, shard, coefficient, multiplier) in enumerate(
-            zip(gradients, self._updated, self.shards, self._decays, self._multipliers, strict=True)
+            zip(gradients, self.updated, self.shards, self._decays, self._multipliers, strict=True)
         ):
             if gradient is None:
                 continue
@@ -258,29 +300,29 @@ class Optimizer:
             if coefficient:
                 decay = coefficient * tf.convert_to_tensor(variable)
                 if self._decoupled:
-                    self._keras.assign_sub(variable, own_rate * decay)
+                    self.keras_optimizer.assign_sub(variable, own_rate * decay)
                 else:
                     gradient += decay
             if shard is None and has_momentum_alone and whole.dtype == "float32":
-                self._move(self._keras, index, gradient, own_rate)
+                self._move(self.keras_optimizer, index, gradient, own_rate)
             else:
-                self._keras.update_step(gradient, variable, own_rate)
+                self.keras_optimizer.update_step(gradient, variable, own_rate)
             if shard is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:
-                self._keras.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
-        iterations = self._keras.iterations
+                self.keras_optimizer.assign(whole, call_converted(whole.constraint, tf.convert_to_tensor(whole)))
+        iterations = self.keras_optimizer.iterations
         # Keras gives the count an aggregation, for which `assign_add` would call into the cross-replica context: not
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
         return new
 
     def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
-        """What `SGD.update_step` does to the same bits, in one operation and one pass instead of eight."""
+        """`SGD.update_step` to the same bits, in one operation and one pass instead of eight."""
         # Leans on TensorFlow, Keras: this operation computes the bits of SGD.update_step. Noticed by
         # tests/optimizers/test_optimizers.py. Then: call `update_step`, in eight passes.
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=self._updated[index].value.handle,
+            var=self.updated[index].value.handle,
             accum=sgd.momentums[index].value.handle,
             lr=rate,
             grad=gradient,
@@ -290,15 +332,17 @@ class Optimizer:
 
     def _check_scope(self, variables: Sequence[keras.Variable], shards: int) -> None:
         strategy = tf.distribute.get_strategy()
-        if not strategy.extended.variable_created_in_scope(self._keras.iterations.value):
+        if not strategy.extended.variable_created_in_scope(self.keras_optimizer.iterations.value):
             raise UsageError(
-                f"optimizer {self._keras.name!r} was made outside of the strategy's scope: make it where "
+                f"optimizer {self.keras_optimizer.name!r} was made outside of the strategy's scope: make it where "
                 "the model is built, or bind train.optimizer to the function that makes it, as a reference (@name, "
                 "without parentheses)"
             )
-        is_same = [*map(id, own_settings.built_for(self._keras))] == [*map(id, variables)]
-        if self._keras.built and (not is_same or shards > 1):
-            raise UsageError(f"optimizer {self._keras.name!r} has been built for other variables: make a new one")
+        is_same = [*map(id, own_settings.built_for(self.keras_optimizer))] == [*map(id, variables)]
+        if self.keras_optimizer.built and (not is_same or shards > 1):
+            raise UsageError(
+                f"optimizer {self.keras_optimizer.name!r} has been built for other variables: make a new one"
+            )
 
 
 def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool) -> None:

@@ -1,13 +1,23 @@
-"""What a Keras optimizer was made to do besides its update: the clipping and the weight decay that it asks for."""
+"""A Keras optimizer's own settings and methods: what it was made to do besides its update.
 
-from collections.abc import Callable, Sequence
+Methods between gradients and weights are hooks of Keras's: `apply_gradients` calls `apply`, that `_clip_gradients`,
+`_apply_weight_decay` and `_get_current_learning_rate`. What they do is right on any number of replicas where each calls
+them for its own copy of the weights, with the gradients of the global batch. So Keras's `apply_gradients` is called as
+a whole after the reduction, and what Keras itself does about replicas in between, to reduce and to update from outside
+of a replica, is left out.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.optimizers import own_methods
+from launcher.machine.replaced import put
 
 # Arguments of Keras's optimizers, and the bounds that `launcher.step.clipping.Clipping` has for them.
 _BOUNDS = {"clipnorm": "layer_norm", "clipvalue": "value", "global_clipnorm": "global_norm"}
@@ -15,6 +25,20 @@ _BOUNDS = {"clipnorm": "layer_norm", "clipvalue": "value", "global_clipnorm": "g
 # tests/optimizers/test_keras_optimizers.py. Then: find the new names; such an optimizer is refused until then.
 _DECAY = "_apply_weight_decay"
 _EXCLUDED = "_exclude_from_weight_decay"
+# What `Optimizer` calls in any case, and what no step does: there, gradients are reduced and have no loss scale.
+_ALWAYS = re.compile(
+    "__|build$|update_step$|variables$|get_config$|from_config$|assign|add_|exclude_|_use_weight_decay$"
+)
+_NEVER = re.compile("scale_loss$|_all_reduce_sum_gradients$|_distributed_tf_update_step$")
+# Leans on Keras: these are what its class for TensorFlow does about replicas, and what it derives from does not (tried
+# with Keras 3.8 to 3.15). Noticed by tests/optimizers/test_keras_optimizers.py. Then: see how it does it now; a
+# KeyError names what is gone.
+_OF_REPLICAS = (
+    "_all_reduce_sum_gradients",
+    "_backend_update_step",
+    "_apply_weight_decay",
+    "_overwrite_model_variables_with_average_value",
+)
 
 
 def clipping(optimizer: keras.optimizers.Optimizer) -> dict[str, float]:
@@ -36,7 +60,7 @@ def decays(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def left_to_it(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """What the optimizer was made to do that only its own `apply_gradients` does: an average, another kind of decay."""
+    """Settings that only the optimizer's own `apply_gradients` follows: an average, another kind of decay."""
     knows = type(optimizer) is getattr(keras.optimizers, "Muon", None) or not decays(optimizer)
     knows = knows or _private(type(optimizer), _DECAY) is _private(keras.optimizers.SGD, _DECAY)
     return ["use_ema"] * optimizer.use_ema + [_DECAY] * (not knows)
@@ -62,7 +86,7 @@ def weight_decays(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
 
 
 def rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """What the optimizer's learning rate is now: a variable, a schedule or a function."""
+    """The optimizer's present learning rate: a variable, a schedule or a function."""
     # Leans on Keras: it is `_learning_rate`, and `_exclude_from_weight_decay…` are what that method was told. Noticed
     # by tests/modes/test_fit_data.py. Then: find the new names; a schedule of one's own is refused until then.
     return getattr(optimizer, "_learning_rate", None)
@@ -99,7 +123,7 @@ def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Var
     finally:
         if own is not None:
             optimizer._learning_rate = own
-    if own_methods.overridden(optimizer) != own_methods.overridden(made):
+    if overridden(optimizer) != overridden(made):
         raise UsageError(
             f"optimizer {optimizer.name!r} was made before the function that builds the model was called, and given "
             "methods afterwards: make it in that function, or give them to its class"
@@ -109,7 +133,7 @@ def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Var
 
 
 def _private(of: object, name: str) -> Callable[..., Any]:
-    """What tells the weights that `exclude_from_weight_decay` named; it is not public (tried with Keras 3.15)."""
+    """A method of Keras's about weight decay that is not public (tried with Keras 3.15)."""
     found: Callable[..., Any] | None = getattr(of, name, None)
     if found is None:
         raise UsageError(
@@ -117,3 +141,39 @@ def _private(of: object, name: str) -> Callable[..., Any]:
             "out of the Keras optimizer and give it to launcher.optimizers.Optimizer"
         )
     return found
+
+
+def overridden(optimizer: keras.optimizers.Optimizer) -> list[str]:
+    """Names of Keras's methods between a loss and weights that the optimizer, or a class outside of Keras, has anew.
+
+    UsageError where one of them is never called.
+    """
+    kinds = type(optimizer).__mro__
+    of_keras = [one for one in kinds if one.__module__.startswith("keras.")]
+    own = [optimizer, *(one for one in kinds if one not in of_keras)]
+    theirs, ours = ({name for one in some for name in vars(one)} for some in (of_keras, own))
+    found = sorted(name for name in theirs & ours if not _ALWAYS.match(name))
+    for name in filter(_NEVER.match, found):
+        raise UsageError(
+            f"{type(optimizer).__name__} {optimizer.name!r} has its own {name}, which no step calls: gradients are "
+            "reduced, and have no loss scale; change them in apply_gradients or update_step"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def alone(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Has the optimizer take gradients for reduced, and change this replica's copies alone, also inside `tf.cond`."""
+    kind = keras.optimizers.Optimizer.__bases__[0]
+    with contextlib.ExitStack() as undo:
+        for name in _OF_REPLICAS:
+            put(undo, kind, name, getattr(super(kind, kind), name, lambda optimizer, pairs: pairs))
+        for variable in optimizer.variables:
+            if variable.value.aggregation != tf.VariableAggregation.NONE:
+                put(undo, variable, "assign", functools.partial(_assign, variable))
+        yield
+
+
+def _assign(variable: keras.Variable, value: Any) -> None:
+    """An assignment that, unlike Keras's, never calls into the cross-replica context."""
+    tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=tf.cast(value, variable.dtype))

@@ -31,7 +31,7 @@ Schedule = Callable[[tf.Tensor, int], tf.Tensor]
 
 @gin.configurable
 def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fraction: float = 0.0) -> Schedule:
-    """The same rate after the warm-up.
+    """A constant rate after the warm-up.
 
     Args:
       warmup_fraction: linear warm-up as a part of the run.

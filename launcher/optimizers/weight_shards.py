@@ -17,25 +17,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.errors import UsageError
+from launcher.machine.replicas import sum_over_replicas
 
 # Elements below which a weight stays whole: a collective would cost more than its state. Vectors do, too: of their sum
 # XLA for TPUs would move the whole.
 SMALLEST = 1024
-# Keras's optimizers whose update treats each element of a weight by itself.
-_ELEMENT_WISE = (
-    "SGD",
-    "RMSprop",
-    "Adam",
-    "AdamW",
-    "Adadelta",
-    "Adagrad",
-    "Adamax",
-    "Nadam",
-    "Ftrl",
-    "Lion",
-    "ScheduleFreeAdamW",
-)
 
 
 class WeightShard:
@@ -71,7 +57,7 @@ class WeightShard:
         return np.split(array, self.count, axis=self.axis)[replica]
 
     def taken(self) -> WeightShard:
-        """The same with the value of this replica's shard of the weight; in replica context."""
+        """The shard with its value on this replica; in replica context."""
         taken = copy.copy(self)
         taken._value = self.of(tf.convert_to_tensor(self.whole))
         return taken
@@ -101,7 +87,7 @@ tf.register_tensor_conversion_function(WeightShard, _converted)
 
 
 def shard_of(variable: keras.Variable, count: int) -> WeightShard | None:
-    """How a variable is divided among so many replicas: along its first dimension that they divide.
+    """A variable's division among so many replicas: along its first dimension that they divide.
 
     None where it stays whole: it is small or a vector, no dimension can be divided, or a constraint is on the whole of
     it.
@@ -118,8 +104,7 @@ def norms(variable: keras.Variable | WeightShard, *tensors: tf.Tensor) -> list[t
     if not isinstance(variable, WeightShard):
         return [tf.norm(tensor) for tensor in tensors]
     squares = tf.stack([tf.reduce_sum(tf.square(tensor)) for tensor in tensors])
-    of_all = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, squares)
-    return tf.unstack(tf.sqrt(of_all))
+    return tf.unstack(tf.sqrt(sum_over_replicas(squares)))
 
 
 def means(variable: keras.Variable | WeightShard, *tensors: tf.Tensor, axis: int | None = None) -> list[tf.Tensor]:
@@ -131,12 +116,11 @@ def means(variable: keras.Variable | WeightShard, *tensors: tf.Tensor, axis: int
     if not isinstance(variable, WeightShard) or axis not in (None, variable.axis, variable.axis - len(variable.shape)):
         return own
     # Shards are equal in size, so that the mean of their means is the whole's.
-    context = tf.distribute.get_replica_context()
-    return tf.unstack(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stack(own)) / variable.count)
+    return tf.unstack(sum_over_replicas(tf.stack(own)) / variable.count)
 
 
 def without_axis(variable: keras.Variable | WeightShard, axis: int) -> SimpleNamespace | WeightShard:
-    """What `means` over an axis belong to: as the variable, but for that axis; whole if its shards lie along it."""
+    """The variable, but for an axis over which `means` were taken; whole if its shards lie along it."""
     whole = variable.whole if isinstance(variable, WeightShard) else variable
     axis %= len(whole.shape)
     shape = (*whole.shape[:axis], *whole.shape[axis + 1 :])
@@ -144,25 +128,6 @@ def without_axis(variable: keras.Variable | WeightShard, axis: int) -> SimpleNam
     if not isinstance(variable, WeightShard) or variable.axis == axis:
         return like
     return WeightShard(like, variable.axis - (axis < variable.axis), variable.count)
-
-
-def reduces_shards(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether its update takes `norms` or `means`, and so must not stand in a conditional where weights are sharded."""
-    return getattr(type(optimizer), "reduces_shards", False)
-
-
-def check_shardable(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuses, by UsageError, to share out the state of an optimizer that is not known to do with shards."""
-    kind = type(optimizer)
-    known = kind in [getattr(keras.optimizers, name, None) for name in _ELEMENT_WISE]
-    if known or getattr(kind, "element_wise", False) or reduces_shards(optimizer):
-        return
-    raise UsageError(
-        f"train.shard: {kind.__name__} {optimizer.name!r} is not known to update each element of a "
-        "weight by itself, and its replicas would see only their shards of the weights. Use LAMB, LARS, Adafactor or "
-        f"one of {', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step "
-        "does so, say element_wise = True in its class"
-    )
 
 
 def bytes_of(variables: Sequence[Any]) -> int:

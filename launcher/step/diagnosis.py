@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from launcher.data.kinds import DataOfNumbers, reads_once
 from launcher.data.pipeline import WEIGHT, Batch, Data
+from launcher.errors.user_code import defined_at
 from launcher.reporting.units import first
 from launcher.step import gradients
 from launcher.step.trainer import Trainer
@@ -65,7 +66,7 @@ class Diagnosis:
             return
         sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
         if sums[1] > 1.5 * sums[0]:
-            raise mean_weight(self._trainer.task, weight, examples)
+            raise mean_weight(defined_at(self._trainer.task.loss), weight, examples)
 
     def non_finite_in_batch(self, step: int) -> str | None:
         """Says where the batch of a step holds numbers that are not finite; None if it holds none."""

@@ -15,6 +15,7 @@ import keras
 
 from launcher.errors import UsageError, advice
 from launcher.machine import versions
+from launcher.machine.replaced import Shared, put
 
 _AUGMENTS = tuple(
     layer
@@ -85,43 +86,33 @@ def walk(
     yield from visit(model, model.path or model.name, ())
 
 
-_undo, _inside = contextlib.ExitStack(), 0
+_penalties = Shared()
 
 
-@contextlib.contextmanager
-def activity_penalties(model: keras.Model, parts: float) -> Iterator[None]:
+def activity_penalties(model: keras.Model, parts: float) -> contextlib.AbstractContextManager[None]:
     """Has activity regularisers count as on one device while one of `parts` equal parts of a batch is traced.
 
     Where Keras adds up what one says of a batch, it is the sum over the global batch; where it divides by the rows,
-    their mean. What else is added to a loss is a mean over the examples beside it. Replicas' threads may take turns
-    inside.
+    their mean. What else is added to a loss is a mean over the examples beside it.
     """
-    global _inside
-    if not _inside and parts > 1 and versions.sums_activity_penalties():
-        for layer in layers_of(model):
+
+    def multiply(undo: contextlib.ExitStack) -> None:
+        for layer in layers_of(model) if parts > 1 and versions.sums_activity_penalties() else ():
             if (penalty := getattr(layer, "activity_regularizer", None)) is not None:
-                _undo.callback(setattr, layer, "activity_regularizer", penalty)
-                layer.activity_regularizer = lambda outputs, penalty=penalty: parts * penalty(outputs)
-    _inside += 1
-    try:
-        yield
-    finally:
-        _inside -= 1
-        if not _inside:
-            _undo.close()
+                put(undo, layer, "activity_regularizer", lambda outputs, penalty=penalty: parts * penalty(outputs))
+
+    return _penalties.standing(multiply)
 
 
 def turn_off_dropout(model: keras.Model) -> contextlib.ExitStack:
     """Turns off dropout, noise and random augmentation until what it returns is closed; before the model is traced."""
     undo = contextlib.ExitStack()
     for layer in layers_of(model, _AUGMENTS):
-        undo.callback(delattr, layer, "call")
-        layer.call = _never_training(layer.call)
+        put(undo, layer, "call", _never_training(layer.call))
     for layer in layers_of(model, _RANDOM):
         for name in _RATES:
-            if isinstance(rate := getattr(layer, name, None), float):
-                undo.callback(setattr, layer, name, rate)
-                setattr(layer, name, 0.0)
+            if isinstance(getattr(layer, name, None), float):
+                put(undo, layer, name, 0.0)
     return undo
 
 

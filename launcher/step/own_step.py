@@ -209,7 +209,7 @@ class Verdicts:
             return
         checked = checked._replace(applied=tf.logical_and(checked.applied, self._so_far(lambda one: one.applied)))
         self._checked.append(checked)
-        rate = part.learning_rate()
+        rate = part.next_rate()
         self.learning_rate = rate if self.num_uses == 1 else self.learning_rate
         if self.num_uses < self._optimizers.num_uses:
             self.keep([*(self._weights[place] for place in by_place), *part.variables])

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from launcher.data.order import LeftOut
 from launcher.errors import PeerError
+from launcher.machine.replicas import sum_over_replicas
 
 
 def on_replicas(strategy: tf.distribute.Strategy, function: Callable[..., Any]) -> Any:
@@ -41,7 +42,7 @@ class Workers:
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy) -> Workers:
         """Those of a strategy, all of whose replicas say what their worker says."""
-        run = on_replicas(strategy, _sum)
+        run = on_replicas(strategy, sum_over_replicas)
         several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
         def total(value: npt.ArrayLike) -> np.ndarray:
@@ -71,8 +72,3 @@ class Workers:
         mine = step + ((zlib.crc32(repr(left_out.ranges).encode()) & 0xFFFFF) << 30)
         if self.are_several and int(self._total(np.int64(mine))) != mine * self._count:
             raise PeerError(f"another worker did not restore step {step}: share one --model_dir, and run it again")
-
-
-def _sum(value: tf.Tensor) -> tf.Tensor:
-    # Without the copy, a value that was not made inside the replica cannot be reduced.
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))

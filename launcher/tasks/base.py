@@ -1,4 +1,4 @@
-"""What a task is: the seam between the launcher and the thing that is learned."""
+"""Tasks: the seam between the launcher and the thing that is learned."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Task:
     optimizer: Callable[[], Optimizer] | None = None
 
     def data(self) -> Data:
-        """Where batches come from; see `launcher.data.pipeline`."""
+        """The source of batches; see `launcher.data.pipeline`."""
         raise NotImplementedError
 
     def model(self) -> keras.Model:
@@ -101,7 +101,7 @@ class Task:
         loss_sums(self, model, batch, True)
 
     def notes(self, model: keras.Model, accelerator: str) -> Sequence[str]:
-        """What a person should know, printed with the plan. The accelerator is "cpu", "gpu" or "tpu"."""
+        """Notes that a person should read, printed with the plan. The accelerator is "cpu", "gpu" or "tpu"."""
         return ()
 
     def finish_metrics(self, means: dict[str, float]) -> Mapping[str, float]:
@@ -113,7 +113,7 @@ class Task:
         return ()
 
     def assets(self) -> Assets:
-        """What belongs to the weights, such as a vocabulary, by file name; kept in MODEL_DIR/assets."""
+        """Files that belong to the weights, such as a vocabulary, by name; kept in MODEL_DIR/assets."""
         return {}
 
     def use_assets(self, assets: Assets) -> None:
@@ -128,7 +128,7 @@ class Task:
 
 
 class Place(NamedTuple):
-    """Where a task runs.
+    """The place where a task runs.
 
     Attributes:
       num_replicas, microbatches: what a batch is divided among.
@@ -145,7 +145,7 @@ class Place(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What decoded outputs are worth.
+    """The worth of decoded outputs.
 
     Attributes:
       metrics: by name.
@@ -163,13 +163,13 @@ class Decodes(Protocol):
     """A task that is evaluated by what its model writes, too."""
 
     def num_decode_examples(self, last: bool) -> int:
-        """How many examples an evaluation decodes; `last`: the one at the end, or the only one. 0 for none."""
+        """The number of examples that an evaluation decodes; `last`: the one at the end, or the only one."""
 
     def decode_batches(self, shard: Shard) -> tf.data.Dataset:
-        """As `Data.eval_batches`, of the examples to decode; "example", int64 [b], tells them apart."""
+        """Batches of the examples to decode, as `Data.eval_batches`; "example", int64 [b], tells them apart."""
 
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """What the model writes, int32 [b, length] of static length, in replica context and without collectives."""
+        """Tokens that the model writes, int32 [b, length], length static; in replica context, without collectives."""
 
     def score(self, examples: np.ndarray, outputs: np.ndarray) -> Score:
         """Judges all outputs [n, length] of the examples, int64 [n] in ascending order; the same on every worker."""
@@ -182,7 +182,7 @@ class ShowsSamples(Protocol):
     num_samples: int
 
     def samples(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> Sequence[tuple[str, str, str]]:
-        """As `Score.samples`, of a whole batch; an image that was given is a data URI. Eager, on one device."""
+        """Samples of a whole batch, as `Score.samples`; an image that was given is a data URI. Eager, on one device."""
 
 
 @runtime_checkable
@@ -216,7 +216,7 @@ class ReadsImages(Protocol):
 
 
 class Served(NamedTuple):
-    """What a SavedModel answers.
+    """A SavedModel's answer.
 
     Attributes:
       input_name: of the one input, string [n].
@@ -351,13 +351,13 @@ def checked_sums(
             )
     rows = batch[WEIGHT].shape[0] if WEIGHT in batch else None
     if rows and rows > 1 and tf.get_static_value(tensors["the weight"]) == 1.0:
-        raise _mean(where, 1.0, rows, "examples in its batch")
+        raise mean_weight(where, 1.0, rows)
     loss, weight, *rest = tensors.values()
     return loss, weight, dict(zip(metrics, rest, strict=True))
 
 
 def folded(name: str, values: npt.ArrayLike) -> np.ndarray:
-    """What a task's metric of several steps or batches is, from its values [n, ...] in each of them."""
+    """A task's metric of several steps or batches, from its values [n, ...] in each of them."""
     fold, nothing = {"max": (np.max, -np.inf), "min": (np.min, np.inf)}.get(name.partition(":")[0], (np.sum, 0.0))
     return fold(np.asarray(values), axis=0, initial=nothing)
 
@@ -374,14 +374,10 @@ def metric_results(task: Task, sums: Mapping[str, np.ndarray], weight: float) ->
     return {name: float(value / weight) if weight else math.nan for name, value in sums.items()}
 
 
-def mean_weight(task: Task, weight: float, examples: int) -> UsageError:
-    """The refusal of a task whose loss() gave `weight`, a mean, for a global batch of so many examples."""
-    return _mean(defined_at(task.loss), weight, examples, "examples")
-
-
-def _mean(where: str, weight: float, examples: int, what: str) -> UsageError:
+def mean_weight(where: str, weight: float, examples: int) -> UsageError:
+    """The refusal of a loss(), defined there, that gave `weight`, a mean, for so many examples."""
     return UsageError(
-        f"{where}: loss() returned weight {weight:g} for {examples} {what}: return sums, not means, "
+        f"{where}: loss() returned weight {weight:g} for {examples} examples: return sums, not means, "
         f'as in {_SUMS}, where the sum of weights is tf.reduce_sum(batch["weight"]) or a number of tokens'
     )
 

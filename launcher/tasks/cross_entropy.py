@@ -118,7 +118,7 @@ def _in_one_pass(logits: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
 
 
 class Head(NamedTuple):
-    """What makes logits of features: a matrix [vocab_size, width], and a bias [vocab_size] or None.
+    """The matrix [vocab_size, width] that makes logits of features, and a bias [vocab_size] or None.
 
     A matrix of 16 bits is for products of 16-bit operands with float32 sums: see `models.products.logits`.
     """
@@ -216,7 +216,7 @@ def chunked_sums(
 
 
 def _turns(count: int, body: Callable, state: list) -> list:
-    """What `body(index, *state)` leaves after `count` turns; a single one needs no loop."""
+    """The state that `body(index, *state)` leaves after `count` turns; a single one needs no loop."""
     if count == 1:
         return list(body(tf.constant(0), *state))
     loop = tf.while_loop(

@@ -10,31 +10,23 @@ from typing import Any
 
 import tensorflow as tf
 
+from launcher.machine.replaced import Shared, put
+
 _REAL = tf.nn.experimental.stateless_dropout
-_inside = 0
+_exact = Shared()
 
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """What drops by `tf.nn.experimental.stateless_dropout`, as all layers of Keras do, drops so in this block.
-
-    Replicas' threads may take turns inside.
-    """
-    global _inside
-    _inside += 1
+    """A block in which what drops by `tf.nn.experimental.stateless_dropout`, as all layers of Keras do, drops so."""
     # Leans on Keras: its backend looks this name up at each call. Noticed by tests/tasks/test_dropout.py. Then: replace
     # what it calls instead.
-    tf.nn.experimental.stateless_dropout = _dropout
-    try:
+    with _exact.standing(lambda undo: put(undo, tf.nn.experimental, "stateless_dropout", _dropout)):
         yield
-    finally:
-        _inside -= 1
-        if not _inside:
-            tf.nn.experimental.stateless_dropout = _REAL
 
 
 def _dropout(x: Any, *args: Any, **named: Any) -> tf.Tensor:
-    """As TensorFlow's, whose arguments these are."""
+    """Dropout with the arguments of TensorFlow's."""
     x = tf.convert_to_tensor(x)
     dtype = tf.float32 if x.dtype in (tf.float16, tf.bfloat16) else x.dtype
     return tf.cast(_REAL(tf.cast(x, dtype), *args, **named), x.dtype)

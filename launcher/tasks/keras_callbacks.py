@@ -88,7 +88,7 @@ def checked_fit(initial_epoch: Any, validation_freq: Any, verbose: Any) -> Fit:
 
 
 def notes(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """What the run does besides what callbacks do."""
+    """Notes of what the run does besides what callbacks do."""
     beside = {
         (_CHECKPOINT, _BACKUP): "keeps checkpoints, the best too, from which the same call goes on",
         (_EVENTS,): "writes events for TensorBoard",

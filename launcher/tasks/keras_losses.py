@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.machine import versions
+from launcher.machine.replicas import context_of_several, sum_over_replicas
 from launcher.tasks.base import Place
 from launcher.tasks.keras_metrics import Batch, equal, fold_of, halves, is_overridden, variants
 from launcher.tasks.keras_private import keras_losses_of
@@ -49,7 +50,7 @@ def place(
     at: Place,
     counts_rows: bool,
 ) -> tuple[bool, bool]:
-    """How a model's loss is right: whether from the outputs for the whole batch, and without what fills it up.
+    """The way in which a model's loss is right: whether from the whole batch's outputs, and without what fills it up.
 
     Args:
       reduced: of each Loss object, whether it has one number for a batch, and whether a mask.
@@ -118,7 +119,7 @@ def compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any,
 
 
 def of_all_replicas(num_real: tf.Tensor, values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | float:
-    """What a mean is multiplied by, to be divided by what a mask leaves on all replicas, in the mean over their rows.
+    """A mean's factor, for it to be divided by what a mask leaves on all replicas, in the mean over their rows.
 
     Args:
       num_real: the replica's rows.
@@ -126,12 +127,12 @@ def of_all_replicas(num_real: tf.Tensor, values: tf.Tensor, mask: tf.Tensor | No
     if mask is None:
         return 1.0
     left = tf.reduce_sum(tf.cast(mask, tf.float32)) * tf.minimum(num_real, 1.0)
-    sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.stack([left, num_real]))
+    sums = sum_over_replicas(tf.stack([left, num_real]))
     return tf.math.divide_no_nan(left * sums[1], sums[0] * num_real)
 
 
 def share_of_mask(values: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor | float:
-    """What a mask leaves: 1 of all."""
+    """The share that a mask leaves: 1 without one."""
     return 1.0 if mask is None else tf.reduce_mean(tf.cast(mask, tf.float32))
 
 
@@ -170,12 +171,10 @@ def _adds_up(total: Total, batch: Batch) -> bool:
 
 
 def summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-    """What a layer adds as several values, summed as Keras does, so that the parts' mean by weight is that sum."""
+    """A layer's loss of several values, summed as Keras does, so that the parts' mean by weight is that sum."""
     size = tf.shape(loss)[0]
     counts = (tf.range(size) < tf.cast(tf.reduce_sum(real), size.dtype)) | (size != tf.size(real))  # not what fills up
     total = tf.reduce_sum(tf.where(tf.reshape(counts, [-1, *[1] * (loss.shape.rank - 1)]), loss, 0.0))
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
+    if context_of_several() is None:
         return total
-    everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, weight)
-    return total * tf.cast(everywhere / tf.maximum(weight, 1.0), total.dtype)
+    return total * tf.cast(sum_over_replicas(weight) / tf.maximum(weight, 1.0), total.dtype)

@@ -1,4 +1,4 @@
-"""How the states of a compiled model's metrics are put together over replicas and steps.
+"""States of a compiled model's metrics, put together over replicas and steps.
 
 Keras updates a metric once with each batch. Here a batch lies on several replicas, and any number of steps is reported
 together. The states of Keras's own metrics add up. What others do is found by trial: on two halves of a batch, the two
@@ -28,7 +28,7 @@ _TO_BE_TRIED = tuple(getattr(keras.metrics, name, None) for name in _KINDS)
 
 
 class Fold(NamedTuple):
-    """How one state is put together.
+    """The way in which one state is put together.
 
     Attributes:
       over_steps: "sum", "max" or "min".
@@ -120,7 +120,7 @@ def of_all_replicas(batch: Batch, real: tf.Tensor, *, needs_x: bool, padded: boo
 
 
 def side_by_side(one: tf.Tensor) -> tf.Tensor:
-    """What all replicas have, one after another along the first axis, with gradients through this replica's own."""
+    """All replicas' tensors, one after another along the first axis, with gradients through this replica's own."""
     context = tf.distribute.get_replica_context()
     # Collectives know neither bool nor all kinds of floats.
     wire = (tf.float32 if one.dtype.is_floating else tf.int32) if one.dtype.size < 4 else one.dtype
@@ -135,7 +135,7 @@ def side_by_side(one: tf.Tensor) -> tf.Tensor:
 
 
 def folds(model: keras.Model, batch: Batch, of_loss: Collection[int], calls: bool = False) -> list[Fold]:
-    """How each of the model's metrics' variables is put together, found on a batch of two real examples or more.
+    """Folds of the model's metrics' variables, found on a batch of two real examples or more.
 
     Args:
       of_loss: ids of the variables that `compute_loss` counts in.
@@ -304,5 +304,5 @@ def leaves(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The same as arrays; inside the scope, as a result may be a variable, which has its value there alone."""
+    """`leaves` as arrays; inside the scope, as a result may be a variable, which has its value there alone."""
     return {name: np.asarray(keras.ops.convert_to_tensor(value)) for name, value in leaves(results).items()}

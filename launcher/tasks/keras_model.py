@@ -17,7 +17,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -33,6 +33,7 @@ from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at, mistake
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
+from launcher.machine.replicas import context_of_several, sum_over_replicas
 from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_own_step
 from launcher.tasks.base import Place, Task, check_builder, without_padding
@@ -103,7 +104,8 @@ class KerasTask(Task):
         self._folds: list[keras_metrics.Fold] = []
         self._of_batch: tuple[str, ...] = ()
         self._of_loss = self._in_layers = frozenset[int]()  # ids of states of metrics, by what updates them
-        self._told: dict[bool, Collection[str]] = {}  # what `compute_metrics` returns, by whether it trains
+        # What `compute_metrics` returns, zeros in place of numbers, by whether it trains.
+        self._told: dict[bool, dict[str, np.ndarray]] = {}
         self.example: keras_metrics.Batch | None = None
         self._place, self._gathers = Place(1, 1, False, False, False), False
         self._reduced: list[tuple[bool, bool]] = []
@@ -125,13 +127,13 @@ class KerasTask(Task):
         keras_callbacks.check(self.callbacks())
 
     def callbacks(self) -> Sequence[keras.callbacks.Callback]:
-        """Those of this run."""
+        """Keras callbacks of this run."""
         if callable(self._callbacks):
             self._callbacks = self._callbacks()
         return keras_callbacks.flat(self._callbacks)
 
     def model(self) -> keras.Model:
-        """What `build` returns, compiled and without a step of its own, its variables, loss and metrics built."""
+        """The model that `build` returns, compiled, its variables, loss and metrics built."""
         model = self._model = with_local_metrics(self._build)
         _check(model, defined_at(self._build))
         preprocess = getattr(model, "preprocess_samples", None)  # keras-hub's, whose fit maps it over the data
@@ -271,7 +273,7 @@ class KerasTask(Task):
         return next((one for one in structures if set(one.shapes) == keys), structures[0])
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
-        """What the order of the examples rests on, and what an embedding's gradient is."""
+        """Notes of what the order of the examples rests on, and of what is computed otherwise than by Keras."""
         note = data.note if isinstance(data := self.data(), DataInTurn) else ""
         found = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if isinstance(found, _SQUARING) and any(one.path.endswith("embeddings") for one in model.trainable_variables):
@@ -290,12 +292,12 @@ class KerasTask(Task):
 
     @property
     def step_assigns(self) -> Sequence[keras.Variable] | None:  # type: ignore[override]  # known once there is a model
-        """What a step of the model's own assigns."""
+        """Variables that a step of the model's own assigns."""
         return None if self._own is None else self._own.assigned
 
     @property
     def own_steps(self) -> OwnSteps:
-        """Those of a model that has any."""
+        """The steps of a model that has its own."""
         assert self._own is not None
         return self._own
 
@@ -355,12 +357,11 @@ class KerasTask(Task):
             count = tf.maximum(tf.cast(num_real, tf.int32), 1)
             return part if is_real or self.keeps_padding else each_tensor(part, lambda one: one[:count])
 
-        context = tf.distribute.get_replica_context()
-        is_alone = context is None or context.num_replicas_in_sync == 1
+        context = context_of_several()
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
         has_statistics = training and keras_losses.has_statistics(model)
         sees_rows = (self._has_own_losses or self._in_layers) and not has_statistics
-        if not compiled and (is_alone or self.counts_rows or sees_rows):
+        if not compiled and (context is None or self.counts_rows or sees_rows):
             x, seen = rows(x), rows(real)
         if training and self._class_weight:
             sample_weight = class_weights(y, self._class_weight, sample_weight)
@@ -380,12 +381,12 @@ class KerasTask(Task):
             x, y, outputs, weights = judged = tuple(rows(part) for part in together)
         own = [keras_losses.summed(one, real, num_real) if one.shape.rank else one for one in model.losses]
         takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
-        gathers, parts, num_everywhere = self._gathers and not is_alone, together, num_real
-        if not is_alone and (takes_whole_batches or gathers):
+        gathers, parts, num_everywhere = context is not None and self._gathers, together, num_real
+        if context is not None and (takes_whole_batches or gathers):
             needs_x = keras_metrics.is_overridden(model) or keras_metrics.is_overridden(model, "compute_loss")
             parts = judged if compiled else together
             parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled)
-            num_everywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(num_real))
+            num_everywhere = sum_over_replicas(num_real)
         factor, left = None, list[tf.Tensor]()
 
         def kept(values: tf.Tensor, mask: tf.Tensor | None) -> float:
@@ -396,9 +397,9 @@ class KerasTask(Task):
             judged, share = parts, num_real / num_everywhere
             own = [tf.reduce_sum(keras_metrics.side_by_side(share * one[tf.newaxis])) for one in own]
         elif any(masked for _, masked in self._reduced):
-            if (training and self._place.microbatches > 1) or (self._place.jit and not is_alone):
+            if (training and self._place.microbatches > 1) or (self._place.jit and context is not None):
                 factor = kept
-            elif not is_alone:
+            elif context is not None:
                 factor = functools.partial(keras_losses.of_all_replicas, num_real)
         with keras.StatelessScope(start) as scope:
             before = {id(scope.get_current_value(variable)) for variable in model.metrics_variables}
@@ -415,7 +416,7 @@ class KerasTask(Task):
         if gathers:  # the gradient through the replica's own rows alone is to be summed, not averaged by their number
             loss = tf.custom_gradient(lambda one: (one * weight, lambda upstream: upstream * num_everywhere))(total)
         is_first, num_rows = True, num_real
-        if takes_whole_batches and not is_alone:
+        if context is not None and takes_whole_batches:
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first, num_rows = tf.equal(context.replica_id_in_sync_group, 0), num_everywhere
         states_by_fold: dict[str, list[tf.Tensor]] = {}
@@ -427,23 +428,20 @@ class KerasTask(Task):
             value = tf.where(is_first if fold.whole else num_real > 0, value, 0.0)
             states_by_fold.setdefault(f"{fold.over_steps}:{'' if training else _HELD_OUT}", []).append(value)
         metrics = {name: tf.concat(values, axis=0) for name, values in states_by_fold.items()}
-        self._told[training] = keras_metrics.leaves(logs).keys()
-        if self._of_batch:
-            found = {name: keras_metrics.leaves(logs)[name] for name in self._of_batch} | {"": 1.0}
-            for name, value in found.items():
-                metrics[_OF_BATCH + name] = tf.where(is_first, tf.cast(value, tf.float32) * num_rows, 0.0)
+        logs = keras_metrics.leaves(logs)
+        self._told[training] = {name: np.zeros(tuple(getattr(value, "shape", ()))) for name, value in logs.items()}
+        for name in ("", *self._of_batch) if self._of_batch else ():
+            value = tf.cast(logs[name], tf.float32) * num_rows if name else num_rows
+            metrics[_OF_BATCH + name] = tf.where(is_first, value, 0.0)
         return loss, weight, metrics
 
     @property
-    def result_names(self) -> tuple[str, ...]:  # type: ignore[override]  # known only once the metrics are
-        """Of `results`."""
+    def result_names(self) -> tuple[str, ...]:  # type: ignore[override]  # known only once a step is traced
+        """Names that `results` gives of training."""
         if self._own is not None:
             return self._own.result_names
-        sizes = {f"{name}:": 0 for name in ("sum", "max", "min")}
-        for fold, value in zip(self._folds, self._initial, strict=True):
-            sizes[f"{fold.over_steps}:"] += value.size
-        zeros = {name: np.zeros(size) for name, size in sizes.items()}
-        return tuple(self.results(zeros | {_OF_BATCH + name: np.ones([]) for name in ("", *self._of_batch)}, 1.0))
+        shown = self._shown(self._told.get(True, {}), dict.fromkeys(self._of_batch, 0.0))
+        return tuple(shown)
 
     def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
         """The compiled metrics' results from their states, put together, as Keras's fit has them at an epoch's end."""
@@ -458,17 +456,21 @@ class KerasTask(Task):
             found = model.get_metrics_result()
             if keras_metrics.is_overridden(model) and self.example is not None:
                 logs = model.compute_metrics(*self.example)
-                found = found if logs.keys() == found.keys() else logs
+                found = found if found.keys() == logs.keys() else logs
             numbers = keras_metrics.numbers(found)
-        named: dict[str, float] = {}
+        told = self._told.get(not held_out, numbers)
+        of_batch = {name: float(sums[_OF_BATCH + name] / sums[_OF_BATCH]) for name in self._of_batch}
+        return self._shown({name: number for name, number in numbers.items() if name in told}, of_batch)
+
+    def _shown(self, numbers: Mapping[str, np.ndarray], of_batch: Mapping[str, float]) -> dict[str, float]:
+        """Numbers under the names that people see."""
+        shown: dict[str, float] = {}
         for name, number in numbers.items():
-            if name not in self._told.get(not held_out, numbers):
-                continue
-            if name in self._of_batch:
-                named[name] = float(sums[_OF_BATCH + name] / sums[_OF_BATCH])
+            if name in of_batch:
+                shown[name] = of_batch[name]
             elif number.ndim or name != "loss":  # its own mean, which knows nothing of the other replicas
-                named |= keras_metrics.floats(name, number)
-        return named
+                shown |= keras_metrics.floats(name, number)
+        return shown
 
 
 @contextlib.contextmanager

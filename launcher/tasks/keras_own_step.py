@@ -18,7 +18,7 @@ from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.tasks import dropout, keras_metrics, keras_tracing
 from launcher.tasks.keras_private import is_along_batch
-from launcher.tasks.keras_tracing import Tracing
+from launcher.tasks.keras_tracing import Result, Tracing
 
 Sums = tuple[tf.Tensor, dict[str, tf.Tensor]]
 """Of the losses of the examples, and of metrics by name; float32."""
@@ -31,7 +31,7 @@ Uses = list[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]
 
 
 def overridden(model: keras.Model) -> list[str]:
-    """Which of the steps are the model's own."""
+    """Names of the steps that are the model's own."""
     return [name for name in _STEPS.values() if keras_metrics.is_overridden(model, name)]
 
 
@@ -49,12 +49,12 @@ class OwnSteps:
         self.has_sums = False
         self.uses()  # makes what Keras makes where a step is first traced: layers and metrics, not optimizers
         model.built = True  # also one that is never called
-        self._metrics = _each_metric(model)
+        self._metrics = [*{id(metric): metric for metric in model.metrics}.values()]
         self._states = list(model.metrics_variables)
         model.reset_metrics()
         self._initial = keras_metrics.arrays(self._states)
         # Of what a step returns, by whether it trains: the metric that gave it, and its name of several; else None.
-        self._told: dict[bool, dict[str, tuple[keras.metrics.Metric, str | None] | None]] = {}
+        self._told: dict[bool, dict[str, Result | None]] = {}
 
     def uses(self) -> Uses:
         """The optimizers that the training step applies, in its order."""
@@ -99,7 +99,9 @@ class OwnSteps:
             of_metrics = keras_metrics.leaves(self._model.get_metrics_result())
         # Keras tells the metrics' results where the step returns something under all of their names, and no other.
         named = of_metrics if of_metrics.keys() == named.keys() else named
-        self._told[training] = {name: tracing.results.get(id(value)) for name, value in named.items()}
+        self._told[training] = {
+            name: next((told for leaf, told in tracing.results if leaf is value), None) for name, value in named.items()
+        }
         values = {name: tf.reduce_mean(tf.cast(value, tf.float32)) for name, value in named.items()}
         num_real = tracing.num_real
         gained = [
@@ -121,7 +123,7 @@ class OwnSteps:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of them."""
+        """Notes that a person should read about them."""
         found = [
             "the model's own steps run on each replica's examples by themselves, and gradients are averaged over all "
             "examples: that is the same training on any number of replicas where a loss is a mean over examples or has "
@@ -140,7 +142,7 @@ class OwnSteps:
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """What `results` gives of training, once it is traced."""
+        """Names that `results` gives of training, once it is traced."""
         return tuple(self._told.get(True, ()))
 
     @property
@@ -150,7 +152,7 @@ class OwnSteps:
         return frozenset(names[training] for training, told in self._told.items() if "loss" not in told)
 
     def results(self, sums: Mapping[str, np.ndarray], weight: float) -> dict[str, float]:
-        """What the step returned, over all examples."""
+        """Numbers that the step returned, over all examples."""
         training = any(name.startswith(_key(True, "")) for name in sums)
         named: dict[str, float] = {}
         names = [_key(training, "states")] * len(self._states)
@@ -172,7 +174,3 @@ def _key(training: bool, name: str) -> str:
 
 def _refuse(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
     raise UsageError(f"test_step applies the optimizer {optimizer.name!r}; only train_step may")
-
-
-def _each_metric(model: keras.Model) -> list[keras.metrics.Metric]:
-    return list({id(metric): metric for metric in model.metrics}.values())

@@ -1,4 +1,4 @@
-"""What is private to Keras and has no public form. Tried with Keras 3.8.0 to 3.15.1.
+"""Parts of Keras that are private and have no public form. Tried with Keras 3.8.0 to 3.15.1.
 
 In a stateless scope `model.losses` has what was added inside of it alone, and reductions divide by the replicas.
 Keras's own trainers step around the one by `_losses_override`, and around the other by undoing it.
@@ -22,6 +22,8 @@ from tensorflow.python.eager import context
 
 from launcher.errors import TrainingError
 from launcher.machine import xla
+from launcher.machine.replaced import Shared, put
+from launcher.machine.replicas import context_of_several, sum_over_replicas
 from launcher.models.transformer.attention_kernel import attend_as_keras
 
 # Leans on Keras: models have `_losses_override`, `_flatten_layers` and `_distribute_strategy`, layers `_auto_config`,
@@ -39,7 +41,7 @@ _MEAN = "reduce_weighted_values"
 
 
 def with_local_metrics(build: Callable[[], Any]) -> Any:
-    """What `build` returns, having made metrics whose states each replica has for itself.
+    """The model that `build` returns, having made metrics whose states each replica has for itself.
 
     In Keras 3.8 every update of one adds up over the replicas by itself, which would then be done twice.
     """
@@ -54,41 +56,34 @@ def with_local_metrics(build: Callable[[], Any]) -> Any:
         return build()
 
 
-_divides, _inside = contextlib.ExitStack(), 0
+_undivided = Shared()
 Factor = Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor | float]
 """Of the values that a Loss object takes the mean of, and their mask: what the mean is multiplied by."""
 _factor: contextvars.ContextVar[Factor | None] = contextvars.ContextVar("factor", default=None)
 
 
-@contextlib.contextmanager
-def undivided() -> Iterator[None]:
+def undivided() -> contextlib.AbstractContextManager[None]:
     """Has Keras leave the replicas out of losses that it reduces: it takes 1/replicas, for a sum over equal parts.
 
-    Replicas' threads may take turns inside. TrainingError where this Keras has other names for it.
+    TrainingError where this Keras has other names for it.
     """
-    global _inside
+    return _undivided.standing(_undivide)
+
+
+def _undivide(undo: contextlib.ExitStack) -> None:
     module = sys.modules[keras.losses.Loss.__module__]
     if missing := [name for name in (*SCALES, _MEAN) if not hasattr(module, name)]:
         raise _unknown(missing[0], _OF_LOSSES)
-    if not _inside:
-        of_keras = getattr(module, _MEAN)
+    of_keras = getattr(module, _MEAN)
 
-        def mean(values: tf.Tensor, *args: Any, mask: tf.Tensor | None = None, **rest: Any) -> Any:
-            if mask is not None:  # of rows, where values have other axes
-                mask = mask[(..., *[None] * (values.shape.rank - mask.shape.rank))]
-            found, factor = of_keras(values, *args, mask=mask, **rest), _factor.get()
-            return found if factor is None else found * tf.cast(factor(values, mask), found.dtype)
+    def mean(values: tf.Tensor, *args: Any, mask: tf.Tensor | None = None, **rest: Any) -> Any:
+        if mask is not None:  # of rows, where values have other axes
+            mask = mask[(..., *[None] * (values.shape.rank - mask.shape.rank))]
+        found, factor = of_keras(values, *args, mask=mask, **rest), _factor.get()
+        return found if factor is None else found * tf.cast(factor(values, mask), found.dtype)
 
-        for name, other in {**dict.fromkeys(SCALES, lambda value: value), _MEAN: mean}.items():
-            _divides.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, other)
-    _inside += 1
-    try:
-        yield
-    finally:
-        _inside -= 1
-        if not _inside:
-            _divides.close()
+    for name, other in {**dict.fromkeys(SCALES, lambda value: value), _MEAN: mean}.items():
+        put(undo, module, name, other)
 
 
 @contextlib.contextmanager
@@ -122,7 +117,7 @@ def _unknown(name: str, what: str) -> TrainingError:
 
 
 def rnn_states(model: keras.Model) -> list[keras.Variable]:
-    """What stateful recurrent layers go on from in the next batch; Keras does not count them among the weights."""
+    """States from which stateful recurrent layers go on in the next batch; Keras does not count them as weights."""
     layers = [one for one in model._flatten_layers() if isinstance(one, keras.layers.RNN) and one.stateful]
     return [state for layer in layers for state in keras.tree.flatten(layer.states or [])]
 
@@ -154,9 +149,8 @@ def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
     of_keras = layer._moments
 
     def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
-        context, real = tf.distribute.get_replica_context(), _real_rows.get()
-        alone = not layer.synchronized or context is None or context.num_replicas_in_sync == 1
-        if alone or (mask is None and real is None):
+        real = _real_rows.get()
+        if not layer.synchronized or context_of_several() is None or (mask is None and real is None):
             return of_keras(inputs, mask)
         kept = tf.constant(True) if mask is None else tf.cast(mask, tf.bool)[..., tf.newaxis]
         if real is not None:
@@ -166,8 +160,7 @@ def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
             kept &= tf.reshape(is_real, [-1, *[1] * (inputs.shape.rank - 1)])
 
         def total(values: tf.Tensor) -> tf.Tensor:
-            mine = tf.reduce_sum(tf.where(kept, values, 0.0), layer._reduction_axes, keepdims=True)
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+            return sum_over_replicas(tf.reduce_sum(tf.where(kept, values, 0.0), layer._reduction_axes, keepdims=True))
 
         count = total(tf.ones_like(inputs)) + keras.config.epsilon()
         mean = total(inputs) / count
@@ -191,8 +184,7 @@ def attend_by_kernel(on: bool) -> None:
         found = attend_as_keras(*args, **kwargs) if xla.is_compiling() else None
         return of_keras(*args, **kwargs) if found is None else found
 
-    _attends.callback(setattr, nn, of_keras.__name__, of_keras)
-    nn.dot_product_attention = attend
+    put(_attends, nn, of_keras.__name__, attend)
 
 
 def is_along_batch(metric: keras.metrics.Metric) -> bool:
@@ -221,14 +213,14 @@ def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
 
 
 def given_metrics(model: keras.Model) -> list[Any]:
-    """What a model was compiled with as its metrics."""
+    """Metrics that a model was compiled with."""
     compiled = getattr(model, "_compile_metrics", None)
     given = [getattr(compiled, name, None) for name in ("_user_metrics", "_user_weighted_metrics")]
     return [one for one in keras.tree.flatten(given) if one is not None]
 
 
 def calls_of(model: keras.Model) -> list[Any]:
-    """What a functional model calls, in order, each with its arguments, tensors by their numbers; and its outputs.
+    """Calls of a functional model, in order, each with its arguments, tensors by their numbers; and its outputs.
 
     Empty for another model. By the nodes from which Keras writes a config, which not every layer has.
     """
@@ -243,7 +235,7 @@ def calls_of(model: keras.Model) -> list[Any]:
 
 
 def seed_of_program() -> int | None:
-    """What `keras.utils.set_random_seed`, or TensorFlow's, was called with, from any thread; None for neither."""
+    """The seed that `keras.utils.set_random_seed`, or TensorFlow's, was called with, from any thread, or None."""
     seed = context.global_seed()
     return None if seed is None else int(seed)
 
@@ -252,7 +244,7 @@ _counted_from: weakref.WeakKeyDictionary[keras.Model, dict[str, int]] = weakref.
 
 
 def _firsts(parts: Sequence[Any]) -> dict[str, int]:
-    """Of names that Keras has counted up in this process, the first count."""
+    """The first count of each name that Keras has counted up in this process."""
     found = dict[str, int]()
     for part in parts:
         name = part.name.removeprefix("forward_").removeprefix("backward_")  # as a Bidirectional has it
@@ -273,7 +265,7 @@ def as_if_first(name: str, model: keras.Model) -> str:
 
 
 class Held:
-    """What a model, its parts, metrics and optimizers hold of a strategy, with the values that its variables have."""
+    """A model's, its parts', metrics' and optimizers' hold on a strategy, with the values that its variables have."""
 
     def __init__(self, model: keras.Model):
         kinds = (keras.Model, keras.Variable, keras.optimizers.Optimizer)

@@ -1,4 +1,4 @@
-"""What stands between the mathematics of a Keras model's own step and one device, taken out while the step is traced.
+"""Traces of a Keras model's own step, without what stands between its mathematics and one device.
 
 A step that is written for one device calls optimizers, differentiates its loss and updates metrics by itself. While a
 replica traces it, these give way to what the replica says:
@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import random
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,10 +35,12 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.machine.no_autograph import call_converted, no_autograph
+from launcher.machine.replaced import Shared, put
 from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES, context
 
 _NOT_0 = 2**31  # a tensor cannot be a seed beside the seed 0 of a process
 
+Result = tuple[keras.metrics.Metric, str | None]
 Apply = Callable[[keras.optimizers.Optimizer, Sequence[Any], Sequence[keras.Variable] | None], None]
 
 
@@ -58,7 +59,7 @@ class Tracing:
       differentiates: whether gradients are computed; else they are zeros, which costs nothing and needs no variables.
       losses: what was differentiated by trained weights, or the means of its elements.
       has_sums: whether what was differentiated had dimensions.
-      results: what metrics gave as their results, with the metric and the name of one of several, by id.
+      results: what metrics gave as their results, each with the metric and the name of one of several.
     """
 
     apply: Apply
@@ -71,37 +72,27 @@ class Tracing:
     differentiates: bool = True
     losses: list[tf.Tensor] = dataclasses.field(default_factory=list)
     has_sums: bool = False
-    results: dict[int, tuple[keras.metrics.Metric, str | None]] = dataclasses.field(default_factory=dict)
-    kept: list[Any] = dataclasses.field(default_factory=list)  # so that no other object gets an id of `results`
+    results: list[tuple[Any, Result]] = dataclasses.field(default_factory=list)
 
 
 _tracing: contextvars.ContextVar[Tracing | None] = contextvars.ContextVar("tracing", default=None)
-_lock, _standing = threading.Lock(), 0
-_undo = contextlib.ExitStack()
+_standing = Shared()
 
 
 @contextlib.contextmanager
 def replica(tracing: Tracing, metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
-    """What this thread traces in the block is a step of one replica, which updates these metrics."""
-    global _standing
-    with _lock:
-        if not _standing:
-            _stand(metrics)
-        _standing += 1
-    token = _tracing.set(tracing)
-    try:
-        yield
-    finally:
-        _tracing.reset(token)
-        with _lock:
-            _standing -= 1
-            if not _standing:
-                _undo.close()
+    """A block in which this thread traces a step of one replica, which updates these metrics."""
+    with _standing.standing(functools.partial(_stand, metrics)):
+        token = _tracing.set(tracing)
+        try:
+            yield
+        finally:
+            _tracing.reset(token)
 
 
 @contextlib.contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
-    """What is drawn in the block, such as the first values of a model, or a dataset's order, follows from the seed."""
+    """A block in which what is drawn, such as a model's first values or a dataset's order, follows from the seed."""
     process = vars(context.context())
     # No variable of a strategy, as Keras's own would be.
     seeds = types.SimpleNamespace(next=lambda ordered=True: tf.constant(np.random.randint(2**31 - 1, size=2), tf.int64))
@@ -112,149 +103,120 @@ def drawn_from(seed: int) -> Iterator[None]:
         random.seed(seed)
         np.random.seed(seed % 2**32)
         process.update(_seed=seed or _NOT_0, _rng=random.Random(seed))
-        _stand_for_numbers(lambda: seeds, undo)
+        _stand_for_numbers(undo, lambda: seeds)
         yield
 
 
-def _stand(metrics: Sequence[keras.metrics.Metric]) -> None:
+def _stand(metrics: Sequence[keras.metrics.Metric], undo: contextlib.ExitStack) -> None:
+    replace = functools.partial(_replace, undo, _tracing.get)
     kinds = [keras.optimizers.Optimizer]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        _replace(kind, "apply", _apply)
-        _replace(kind, "apply_gradients", _apply_gradients)
-        _replace(kind, "scale_loss", _unless_tracing)
-    _replace(type(tf.function(_stand)), "__call__", _called)
-    _replace(tf.GradientTape, "gradient", _gradient)
-    _replace(keras.metrics.Mean, "update_state", _update_state)
+        replace(kind, "apply", _apply)
+        replace(kind, "apply_gradients", lambda _, __, optimizer, pairs: optimizer.apply(*zip(*pairs, strict=True)))
+        replace(kind, "scale_loss", _unscaled)
+    replace(type(tf.function(_stand)), "__call__", _called)
+    replace(tf.GradientTape, "gradient", _gradient)
+    replace(keras.metrics.Mean, "update_state", _update_state)
     for name in SCALES:
-        _replace(sys.modules[keras.losses.Loss.__module__], name, _unless_tracing)
-    _stand_for_numbers(lambda: getattr(_tracing.get(), "seeds", None), _undo)
+        replace(sys.modules[keras.losses.Loss.__module__], name, _unscaled)
+    _stand_for_numbers(undo, lambda: getattr(_tracing.get(), "seeds", None))
     for metric in metrics:
-        _replace(metric, "result", functools.partial(_result, metric))
+        replace(metric, "result", functools.partial(_result, metric))
 
 
-def _stand_for_numbers(seeds: Callable[[], Any], undo: contextlib.ExitStack) -> None:
+def _stand_for_numbers(undo: contextlib.ExitStack, seeds: Callable[[], Any]) -> None:
     """Has numbers that are drawn without a generator come from those of `seeds`, where it gives any."""
-    _replace(sys.modules[keras.random.SeedGenerator.__module__], GLOBAL_SEEDS, functools.partial(_seeds, seeds), undo)
+    _replace(undo, seeds, sys.modules[keras.random.SeedGenerator.__module__], GLOBAL_SEEDS, lambda own, _: own)
     for name in ("normal", "truncated_normal", "uniform"):
-        stateless = getattr(tf.random, f"stateless_{name}")
-        _replace(tf.random, name, functools.partial(_drawn, seeds, stateless), undo)
+        # Else by a state of the process, which another attempt would not have.
+        _replace(undo, seeds, tf.random, name, functools.partial(_drawn, getattr(tf.random, f"stateless_{name}")))
 
 
-def _replace(owner: Any, name: str, replacement: Callable[[Any], Any], undo: contextlib.ExitStack = _undo) -> None:
-    """Puts `replacement` of what an owner has, or inherits, in its place, until all replicas are traced."""
-    own = name in vars(owner)
+def _replace(
+    undo: contextlib.ExitStack, get: Callable[[], Any], owner: Any, name: str, other: Callable[..., Any]
+) -> None:
+    """Has `other(found, real, *arguments)` answer for what an owner has, or inherits, where `get` finds something."""
     real = getattr(owner, name)
-    kind = type if isinstance(owner, type) else object
-    kind.__setattr__(owner, name, no_autograph(replacement(real)))
-    if own:
-        undo.callback(kind.__setattr__, owner, name, real)
-    else:
-        undo.callback(kind.__delattr__, owner, name)
+
+    @no_autograph
+    def answer(*args: Any, **rest: Any) -> Any:
+        found = get()
+        return real(*args, **rest) if found is None else other(found, real, *args, **rest)
+
+    put(undo, owner, name, answer)
 
 
-def _unless_tracing(real: Any) -> Any:
-    """Of functions that scale their last argument."""
-    return lambda *args: args[-1] if _tracing.get() else real(*args)
+def _unscaled(tracing: Tracing, real: Any, *args: Any) -> Any:
+    return args[-1]
 
 
-def _seeds(seeds: Callable[[], Any], real: Any) -> Any:
-    return lambda: seeds() or real()
+def _drawn(stateless: Any, seeds: Any, real: Any, shape: Any, *args: Any, seed: Any = None, **rest: Any) -> tf.Tensor:
+    return stateless(shape, seeds.next(), *args, **rest)
 
 
-def _drawn(seeds: Callable[[], Any], stateless: Any, real: Any) -> Any:
-    """Of functions that draw by a state of the process, which another attempt would not have."""
-
-    def draw(shape: Any, *args: Any, seed: Any = None, **rest: Any) -> tf.Tensor:
-        own = seeds()
-        return stateless(shape, own.next(), *args, **rest) if own else real(shape, *args, seed=seed, **rest)
-
-    return draw
+def _apply(
+    tracing: Tracing, real: Any, optimizer: keras.optimizers.Optimizer, grads: Any, trainable_variables: Any = None
+) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    tracing.apply(inner, list(grads), None if trainable_variables is None else list(trainable_variables))
 
 
-def _apply(real: Any) -> Any:
-    def apply(optimizer: keras.optimizers.Optimizer, grads: Any, trainable_variables: Any = None) -> Any:
-        tracing = _tracing.get()
-        if tracing is None:
-            return real(optimizer, grads, trainable_variables)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        return tracing.apply(inner, list(grads), None if trainable_variables is None else list(trainable_variables))
-
-    return apply
+def _called(tracing: Tracing, real: Any, function: Any, *args: Any, **rest: Any) -> Any:
+    """The call of a `tf.function`, traced into the step."""
+    return call_converted(function.python_function, *args, **rest)
 
 
-def _apply_gradients(real: Any) -> Any:
-    return lambda optimizer, pairs: (
-        optimizer.apply(*zip(*pairs, strict=True)) if _tracing.get() else real(optimizer, pairs)
-    )
+def _gradient(
+    tracing: Tracing,
+    real: Any,
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    **rest: Any,
+) -> Any:
+    leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
+    are_sums = any(one.shape != () for one in leaves)
+    if not tracing.differentiates:
+        tracing.has_sums |= are_sums and all(isinstance(one, (keras.Variable, tf.Variable)) for one in by)
+        return keras.tree.map_structure(_zeros, sources)
+    if (
+        output_gradients is not None
+        or any(id(one) not in tracing.weights for one in by)
+        or any((one.shape != ()) != are_sums for one in leaves)
+    ):
+        return real(tape, target, sources, output_gradients=output_gradients, **rest)
+    tracing.losses += [tf.reduce_mean(one) for one in leaves]
+    begins = tf.nest.map_structure(lambda one: tf.fill(tf.shape(one), tf.cast(tracing.upstream, one.dtype)), target)
+    found = real(tape, target, sources, output_gradients=begins, **rest)
+    downstream = tracing.downstream
+    if are_sums:
+        downstream *= tf.maximum(tracing.num_real, 1.0) / tracing.total
 
+    def as_if_alone(one: Any, source: Any) -> Any:
+        if one is None or getattr(source, "overwrite_with_gradient", False):
+            return one
+        return tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
 
-def _called(real: Any) -> Any:
-    """Of a `tf.function`."""
-
-    def call(function: Any, *args: Any, **rest: Any) -> Any:
-        if not _tracing.get():
-            return real(function, *args, **rest)
-        return call_converted(function.python_function, *args, **rest)
-
-    return call
-
-
-def _gradient(real: Any) -> Any:
-    def gradient(tape: tf.GradientTape, target: Any, sources: Any, output_gradients: Any = None, **rest: Any) -> Any:
-        tracing = _tracing.get()
-        if tracing is None:
-            return real(tape, target, sources, output_gradients=output_gradients, **rest)
-        leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
-        are_sums = any(one.shape != () for one in leaves)
-        if not tracing.differentiates:
-            tracing.has_sums |= are_sums and all(isinstance(one, (keras.Variable, tf.Variable)) for one in by)
-            return keras.tree.map_structure(_zeros, sources)
-        if (
-            output_gradients is not None
-            or any(id(one) not in tracing.weights for one in by)
-            or any((one.shape != ()) != are_sums for one in leaves)
-        ):
-            return real(tape, target, sources, output_gradients=output_gradients, **rest)
-        tracing.losses += [tf.reduce_mean(one) for one in leaves]
-        begins = tf.nest.map_structure(lambda one: tf.fill(tf.shape(one), tf.cast(tracing.upstream, one.dtype)), target)
-        found = real(tape, target, sources, output_gradients=begins, **rest)
-        downstream = tracing.downstream
-        if are_sums:
-            downstream *= tf.maximum(tracing.num_real, 1.0) / tracing.total
-
-        def as_if_alone(one: Any, source: Any) -> Any:
-            if one is None or getattr(source, "overwrite_with_gradient", False):
-                return one
-            return tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
-
-        # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
-        return tf.nest.map_structure(as_if_alone, found, sources)
-
-    return gradient
+    # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
+    return tf.nest.map_structure(as_if_alone, found, sources)
 
 
 def _zeros(source: Any) -> tf.Tensor:
     return tf.zeros(source.shape, source.dtype) if isinstance(source, keras.Variable) else tf.zeros_like(source)
 
 
-def _update_state(real: Any) -> Any:
-    def update_state(metric: keras.metrics.Mean, values: Any, sample_weight: Any = None) -> Any:
-        tracing = _tracing.get()
-        if tracing is not None and sample_weight is None and not len(keras.ops.shape(values)):
-            sample_weight = tracing.num_real
-        return real(metric, values, sample_weight=sample_weight)
-
-    return update_state
+def _update_state(
+    tracing: Tracing, real: Any, metric: keras.metrics.Mean, values: Any, sample_weight: Any = None
+) -> Any:
+    if sample_weight is None and not len(keras.ops.shape(values)):
+        sample_weight = tracing.num_real
+    return real(metric, values, sample_weight=sample_weight)
 
 
-def _result(metric: keras.metrics.Metric, real: Any) -> Any:
-    def result() -> Any:
-        value, tracing = real(), _tracing.get()
-        if tracing is not None:
-            tracing.kept.append(value)
-            leaves = value.items() if isinstance(value, dict) else [(None, value)]
-            tracing.results |= {id(leaf): (metric, name) for name, leaf in leaves}
-        return value
-
-    return result
+def _result(metric: keras.metrics.Metric, tracing: Tracing, real: Any) -> Any:
+    value = real()
+    leaves = value.items() if isinstance(value, dict) else [(None, value)]
+    tracing.results += [(leaf, (metric, name)) for name, leaf in leaves]
+    return value

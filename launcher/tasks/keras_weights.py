@@ -1,6 +1,7 @@
 """Weights for a compiled Keras model's loss and metrics: of examples, of classes, of masks, and 0 for padding."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.machine.replaced import put
 
 
 def weights_of(outputs: Any, sample_weight: Any, real: tf.Tensor) -> Any:
@@ -108,25 +110,19 @@ def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
 @contextlib.contextmanager
 def padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
     """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
-    compiled = [metric for metric in model.metrics if metric.name == "compile_metrics"]
-    metrics = [metric for group in compiled for metric in getattr(group, "metrics", [])]
 
-    def patched(update: Callable[..., Any], whole_shape: bool) -> Callable[..., Any]:
-        def update_state(y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            if sample_weight is None:
-                sample_weight = real if getattr(y_pred, "_keras_mask", None) is None else _of_rows(real, y_pred)
-                if whole_shape:
-                    rest = [1] * (y_true.shape.rank - 1)
-                    sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)
-            return update(y_true, y_pred, sample_weight=sample_weight)
+    def weighted(update: Callable[..., Any], whole: bool, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and whole:
+            rest = [1] * (y_true.shape.rank - 1)
+            sample_weight = tf.reshape(real, [-1, *rest]) * tf.ones(y_true.shape)
+        elif sample_weight is None:
+            sample_weight = real if getattr(y_pred, "_keras_mask", None) is None else _of_rows(real, y_pred)
+        return update(y_true, y_pred, sample_weight=sample_weight)
 
-        return update_state
-
-    for metric in metrics:
-        # Those on confusion matrices of many labels an example take as many weights.
-        metric.update_state = patched(metric.update_state, isinstance(metric, keras.metrics.IoU))
-    try:
+    with contextlib.ExitStack() as undo:
+        for group in model.metrics:
+            for metric in getattr(group, "metrics", []) if group.name == "compile_metrics" else ():
+                # Those on confusion matrices of many labels an example take as many weights.
+                whole = isinstance(metric, keras.metrics.IoU)
+                put(undo, metric, "update_state", functools.partial(weighted, metric.update_state, whole))
         yield
-    finally:
-        for metric in metrics:
-            del metric.update_state

@@ -17,7 +17,7 @@ from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import greedy, sample, without
 from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Served, check_builder
-from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
+from launcher.tasks.text import Sums, TextTask, model_sums, padded, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
@@ -116,7 +116,4 @@ class LanguageModelling(TextTask):
         tokens = [[BEGIN, *line][-room:] for line in self.vocabulary.encode(lines)]
         # Few lengths make few programs.
         length = min(room, 1 << (max(map(len, tokens), default=1) - 1).bit_length())
-        prompts = np.zeros([len(tokens), max(length, 1)], np.int32)
-        for row, line in zip(prompts, tokens, strict=True):
-            row[: len(line)] = line
-        return {"prompt": prompts}
+        return {"prompt": padded(tokens, max(length, 1))}

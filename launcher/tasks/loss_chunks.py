@@ -8,8 +8,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from launcher.reporting.units import bytes_text
-
 # Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time. On a GPU
 # pieces cost time always, for memory that a card of 40 GB and more has.
 _WHOLE_BYTES = {"cpu": 256 << 20, "gpu": 4 << 30, "tpu": 256 << 20}
@@ -38,7 +36,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossChunks:
-    """What a recipe says of pieces, and for which device: "cpu", "gpu" or "tpu".
+    """The recipe's word on pieces, and the device: "cpu", "gpu" or "tpu".
 
     Attributes:
       pieces: "auto", 1 for whole logits, or a number of pieces.
@@ -61,23 +59,10 @@ class LossChunks:
             return None
         most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)
         least = -(-tokens // _TOKENS) if self.accelerator == "tpu" else -(-logits_bytes // most)
-        count = min(_of_tokens(tokens, least) if self.pieces == "auto" else self.pieces, tokens)
+        # So many pieces, or somewhat more that are equal.
+        equal = next((count for count in range(least, 2 * least) if tokens % count == 0), least)
+        count = min(equal if self.pieces == "auto" else self.pieces, tokens)
         return Split(count, narrow=at_once and self.accelerator == "tpu") if count > 1 else None
-
-    def describe(self, tokens: int, vocab_size: int, width: int, *, has_features: bool, at_once: bool = False) -> str:
-        """What the plan says of `split`; `has_features`: the model gives these, and a matrix for logits of them."""
-        split = self.split(tokens, vocab_size, width, at_once=at_once)
-        why = f"the logits of a microbatch are {bytes_text(tokens * vocab_size * 4)}"
-        if self.pieces != "auto":
-            why = f"train.loss_chunks; {why}"
-        if split is not None and not has_features:
-            split, why = None, f"{why}; the model gives nothing else"
-        return f"from whole logits ({why})" if split is None else f"in {split} ({why})"
-
-
-def _of_tokens(tokens: int, least: int) -> int:
-    """So many pieces, or somewhat more that are equal."""
-    return next((count for count in range(least, 2 * least) if tokens % count == 0), least)
 
 
 WHOLE = LossChunks()
@@ -86,7 +71,7 @@ _present: contextvars.ContextVar[LossChunks] = contextvars.ContextVar("loss_chun
 
 @contextlib.contextmanager
 def using(pieces: LossChunks) -> Iterator[None]:
-    """What tasks compute in this block follows this setting."""
+    """A block in which what tasks compute follows this setting."""
     token = _present.set(pieces)
     try:
         yield

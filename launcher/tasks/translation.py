@@ -21,7 +21,7 @@ from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Score, Served, check_builder
-from launcher.tasks.text import Sums, TextTask, model_sums, rows_of
+from launcher.tasks.text import Sums, TextTask, model_sums, padded, rows_of
 
 DECODE = ("always", "end", "never")
 _SAMPLES = 10
@@ -137,11 +137,8 @@ class Translation(TextTask):
     def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
         """Sources, cut to the longest that the model was trained on."""
         length = self._data.max_length
-        rows = np.zeros([len(lines), length], np.int32)
-        for row, tokens in zip(rows, self.vocabulary.encode(lines), strict=True):
-            kept = [*tokens[: length - 1], END]
-            row[: len(kept)] = kept
-        return {"source": rows}
+        kept = [[*tokens[: length - 1], END] for tokens in self.vocabulary.encode(lines)]
+        return {"source": padded(kept, length)}
 
     def served(self, model: keras.Model) -> Served:
         """Texts in, translations out."""

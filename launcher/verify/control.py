@@ -31,7 +31,6 @@ from launcher.data.kinds import pads_batches
 from launcher.data.pipeline import WEIGHT, Batch, Data, Shard
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers import Optimizer
-from launcher.optimizers.several import Part
 from launcher.run.session import Session
 from launcher.step.layers import group_sizes, layers_of
 from launcher.verify.compare import EXACT, Deviation, Record
@@ -104,7 +103,7 @@ def roundoff(model: keras.Model, reduce_dtype: tf.DType) -> float:
     return max(_UNIT_ROUNDOFF.get(dtype, _FLOAT32) for dtype in dtypes)
 
 
-def _round_once_more(optimizer: Optimizer | Part, unit: float, seed: int) -> None:
+def _round_once_more(optimizer: Optimizer, unit: float, seed: int) -> None:
     """Makes an optimizer change each gradient element by a random share of up to `unit`."""
     apply = optimizer.apply
 

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from launcher.machine.replaced import put
 from launcher.step.layers import walk
 from launcher.step.state import unique_name
 from launcher.watch.float16_losses import NUM_BINS, count_exponents
@@ -78,8 +79,7 @@ class GradientTaps:
         def tapped(*args: Any, **kwargs: Any) -> Any:
             return keras.tree.map_structure(lambda value: self._tap(index, value), call(*args, **kwargs))
 
-        layer.call = tapped
-        stack.callback(delattr, layer, "call")
+        put(stack, layer, "call", tapped)
 
     def _tap(self, index: int, value: Any) -> Any:
         present: _Pass | None = getattr(self._thread, "present", None)

@@ -62,11 +62,22 @@ def attend(
     key = tf.cast(key, grouped.dtype)
     if unrounded and grouped.dtype.size == 2:
         grouped, key = tf.cast(grouped, tf.float32), tf.cast(key, tf.float32)
-    scores = tf.einsum("bqgsd,bkgd->bgsqk", grouped, key) if keeps_axes else _scores(grouped, key)
+    if keeps_axes:
+        scores = tf.einsum("bqgsd,bkgd->bgsqk", grouped, key)
+    else:
+        # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
+        rows, keys = [batch, groups, shared * queries], sizes(key)[1]
+        each_row = tf.reshape(tf.transpose(grouped, [0, 2, 3, 1, 4]), [*rows, width])
+        scores = tf.matmul(each_row, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
+        scores = tf.reshape(scores, [batch, groups, shared, queries, keys])
     weights = (_softmax_kept_rounded if rounded else _softmax)(scores, allowed, value.dtype)
     if drop is not None:
         weights = drop(weights)
-    outputs = tf.einsum("bgsqk,bkgd->bqgsd", weights, value) if keeps_axes else _weighted(weights, value)
+    if keeps_axes:
+        outputs = tf.einsum("bgsqk,bkgd->bqgsd", weights, value)
+    else:
+        outputs = tf.matmul(tf.reshape(weights, [*rows, keys]), tf.transpose(value, [0, 2, 1, 3]))
+        outputs = tf.transpose(tf.reshape(outputs, [batch, groups, shared, queries, -1]), [0, 3, 1, 2, 4])
     outputs = tf.reshape(outputs, [batch, queries, heads, width])
     if allowed is None:
         return outputs
@@ -98,23 +109,6 @@ def _softmax_kept_rounded(scores: tf.Tensor, allowed: tf.Tensor | None, dtype: t
         return weights, gradient
 
     return run(scores)
-
-
-def _scores(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """[batch, groups, shared, queries, keys] of queries [batch, queries, groups, shared, width], by a kernel."""
-    # Batches of plain matrix products: einsum over the same axes took longer on a CPU, most of all in float16.
-    batch, queries, groups, shared, width = sizes(query)
-    rows = tf.reshape(tf.transpose(query, [0, 2, 3, 1, 4]), [batch, groups, shared * queries, width])
-    found = tf.matmul(rows, tf.transpose(key, [0, 2, 1, 3]), transpose_b=True)
-    return tf.reshape(found, [batch, groups, shared, queries, sizes(key)[1]])
-
-
-def _weighted(weights: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """[batch, queries, groups, shared, width] of weights [batch, groups, shared, queries, keys], by a kernel."""
-    batch, groups, shared, queries, keys = sizes(weights)
-    rows = tf.reshape(weights, [batch, groups, shared * queries, keys])
-    found = tf.reshape(tf.matmul(rows, tf.transpose(value, [0, 2, 1, 3])), [batch, groups, shared, queries, -1])
-    return tf.transpose(found, [0, 3, 1, 2, 4])
 
 
 class Attention(keras.layers.Layer):
@@ -251,11 +245,7 @@ class Attention(keras.layers.Layer):
         cache = {**cache, **{name: tf.where(here, one, cache[name]) for name, one in new.items()}}
         if self._smeared:
             cache["last_key"] = key
-        query = self._split(self.query(inputs), self._heads)
-        if self._rotary:
-            query = rotate(query, positions)
-        allowed = (places <= index)[None, None, :]
-        return self._join(attend(query, cache["key"], cache["value"], allowed=allowed)), cache
+        return self.look_up(inputs, (places <= index)[None, None, :], cache, positions), cache
 
     def _project(self, memory: tf.Tensor, made: Sequence[tf.Tensor] = ()) -> tuple[tf.Tensor, tf.Tensor]:
         projected = made or [layer(memory) for layer in (self.key, self.value)]
@@ -271,9 +261,13 @@ class Attention(keras.layers.Layer):
             key = tf.where(first, key, share * key + (1 - share) * before)
         return rotate(key, positions) if self._rotary else key
 
-    def look_up(self, inputs: tf.Tensor, allowed: tf.Tensor, cache: Cache) -> tf.Tensor:
+    def look_up(
+        self, inputs: tf.Tensor, allowed: tf.Tensor, cache: Cache, positions: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Attends from one position [rows, 1, width] to keys and values that were computed before."""
         query = self._split(self.query(inputs), self._heads)
+        if self._rotary:
+            query = rotate(query, positions)
         return self._join(attend(query, cache["key"], cache["value"], allowed=allowed))
 
     def _split(self, projected: tf.Tensor, heads: int) -> tf.Tensor:

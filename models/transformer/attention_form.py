@@ -1,4 +1,4 @@
-"""Which form attention is computed in: the scores of all positions at once ("plain"), in blocks, or by a kernel."""
+"""Forms that attention is computed in: the scores of all positions at once ("plain"), in blocks, or by a kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNIT = 128  # what a block's length is a multiple of, unless it is the whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How an attention layer computes its outputs; those of all forms are equal up to rounding."""
+    """The form in which an attention layer computes its outputs; all are equal up to rounding."""
 
     requested: str = "plain"  # or "blocks", "kernel", or "auto" for what suits the shapes
     accelerator: str = "cpu"  # or "gpu", or "tpu"

@@ -124,7 +124,7 @@ class Block(keras.layers.Layer):
     def step(
         self, inputs: tf.Tensor, index: tf.Tensor, cache: dict[str, Cache], memory_allowed: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, dict[str, Cache]]:
-        """The same for one position [rows, 1, width]; returns its features and the cache with it."""
+        """Features to features for one position [rows, 1, width]; returns them and the cache with it."""
         cache = dict(cache)
 
         def attention(features: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ _FAR_BELOW = -1e30  # of any float32 score; its exponential is 0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """How the scores of attention, [batch, heads, queries, keys], are divided. The last block may be padded."""
+    """Blocks of the scores of attention, [batch, heads, queries, keys]. The last one may be padded."""
 
     batch: int
     queries: int
@@ -37,7 +37,7 @@ class Blocks:
     causal: bool = False  # blocks that lie above the diagonal are left out
 
     def turns(self) -> list[tuple[int, int, int, int]]:
-        """Of each block in which a query may see a key, by `_Turn`'s names; keys vary fastest, from 0."""
+        """Numbers of each block in which a query may see a key, by `_Turn`'s names; keys vary fastest, from 0."""
         query_blocks, key_blocks = -(-self.queries // self.query_block), -(-self.keys // self.key_block)
         return [
             (of_query, of_key, rows * query_blocks + of_query, rows * key_blocks + of_key)

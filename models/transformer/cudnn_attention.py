@@ -44,7 +44,7 @@ def attend(
     causal: bool,
     scale: float | None = None,
 ) -> tf.Tensor:
-    """As `attention_kernel.attend_by_kernel`, in which the outputs of queries that may look nowhere are any.
+    """Attention as of `attention_kernel.attend_by_kernel`; outputs of queries that may look nowhere are any.
 
     `allowed` is bool, [batch, heads, queries, keys], of which the first two may be 1; None is everywhere. Scores
     are multiplied by `scale`, or as ever.
@@ -79,7 +79,7 @@ def attend(
 
 
 def _of_heads(one: tf.Tensor) -> tf.TensorSpec:
-    """What cuDNN calls the dimensions of an output; where they lie is XLA's matter, see `pod_module`."""
+    """Dimensions of an output as cuDNN calls them; where they lie is XLA's matter, see `pod_module`."""
     batch, length, heads, width = one.shape
     return tf.TensorSpec([batch, heads, length, width], one.dtype)
 

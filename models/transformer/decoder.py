@@ -157,7 +157,7 @@ class LanguageModel(TokenModel):
     def start_decoding(
         self, batch: dict[str, tf.Tensor] | None, rows: int | tf.Tensor, max_length: int
     ) -> dict[str, Any]:
-        """What `decode_step` needs to read or write up to `max_length` tokens in each of `rows`, its first axis.
+        """The cache in which `decode_step` reads or writes up to `max_length` tokens in each of `rows`, its first axis.
 
         The batch is not read: there is nothing to know before the first token.
         """

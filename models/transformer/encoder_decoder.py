@@ -163,7 +163,7 @@ class EncoderDecoder(TokenModel):
     def decode_step(
         self, tokens: tf.Tensor, index: tf.Tensor, cache: dict[str, Any]
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """As of `models.transformer.LanguageModel`; tokens are the target's input at this position (begin at 0)."""
+        """One step as of `models.transformer.LanguageModel`; tokens are the target's input here (begin at 0)."""
         positions = tf.fill([sizes(tokens)[0], 1], index)
         features = self._embed(self.target_embedding, tokens[:, None], positions)
         blocks = []

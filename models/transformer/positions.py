@@ -1,4 +1,4 @@
-"""Where a token stands and what it sees: sinusoids, rotations, segments of packed rows and masks."""
+"""Places of tokens, and what they see: sinusoids, rotations, segments of packed rows and masks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _angles(positions: tf.Tensor, width: int, base: float) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Visibility:
-    """Which keys a query may look at: those of its own segment and, where it is causal, none that stands later.
+    """Keys that a query may look at: those of its own segment and, where it is causal, none that stands later.
 
     Nothing of the size queries x keys is held: attention in blocks makes it block by block. It is no tuple, since
     Keras refuses nested arguments in which tensors and other values are mixed.
@@ -69,7 +69,7 @@ class Visibility:
     causal: bool = False  # a query sees no key that stands later in the row; both lengths are equal then
 
     def allowed(self) -> tf.Tensor:
-        """The same as bool [batch, queries, keys]: where a query may look."""
+        """The mask, bool [batch, queries, keys]: where a query may look."""
         allowed = same_segment(self.query_segments, self.key_segments)
         return allowed & no_later(sizes(self.key_segments)[1]) if self.causal else allowed
 

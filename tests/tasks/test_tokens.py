@@ -17,7 +17,7 @@ from launcher.machine import xla
 from launcher.models.transformer import language_model, transformer
 from launcher.tasks.cross_entropy import token_losses
 from launcher.tasks.language_modelling import LanguageModelling
-from launcher.tasks.text import token_sums
+from launcher.tasks.text import model_sums
 from launcher.tasks.translation import Translation
 
 pytestmark = pytest.mark.slow
@@ -54,9 +54,10 @@ def oracle(logits, targets, weight, smoothing):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 def test_the_loss_is_the_smoothed_cross_entropy_of_real_tokens(smoothing):
     logits, targets, weight = batch()
-    loss, total, metrics = token_sums(
-        tf.constant(logits), tf.constant(targets), tf.constant(weight), label_smoothing=smoothing
-    )
+    loss, total, metrics = model_sums(
+        lambda batch, training: tf.constant(logits), {"weight": tf.constant(weight)}, tf.constant(targets),
+        training=True, label_smoothing=smoothing,
+    )  # fmt: skip
     expected = oracle(logits, targets, weight, smoothing)
     np.testing.assert_allclose([loss, total, metrics["accuracy"]], expected, rtol=1e-5)
     assert loss.dtype == total.dtype == metrics["accuracy"].dtype == tf.float32

@@ -17,7 +17,7 @@ import numpy as np
 
 from launcher.data.pipeline import steps_per_epoch
 from launcher.errors import UsageError, user_code
-from launcher.optimizers import own_methods
+from launcher.optimizers import own_settings
 from launcher.reporting.reporter import Reporter
 from launcher.run.actions import callback_state
 from launcher.run.actions.base import Action, Phase, Row
@@ -41,7 +41,7 @@ _MISTAKES = (
 def are_wanted(session: Session) -> bool:
     """Whether a session's task has callbacks, or its optimizer what only Keras's own loop would call."""
     optimizer = _optimizer(session.model)
-    own = optimizer is not None and (optimizer.use_ema or own_methods.overridden(optimizer))
+    own = optimizer is not None and (optimizer.use_ema or own_settings.overridden(optimizer))
     return bool(session.plan.recipe.task.callbacks() or own)
 
 

@@ -1,0 +1,15 @@
+"""What a replica does together with the others, in replica context."""
+
+import tensorflow as tf
+
+
+def context_of_several() -> tf.distribute.ReplicaContext | None:
+    """The replica's context where there are others; None of one alone, and outside of replicas."""
+    context = tf.distribute.get_replica_context()
+    return None if context is None or context.num_replicas_in_sync == 1 else context
+
+
+def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    """The sum of what each replica has."""
+    # Without the copy, a value that was not made inside the replica cannot be reduced.
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
