@@ -173,7 +173,7 @@ def lars(
 
 def _register_keras(of: type[keras.optimizers.Optimizer]) -> None:
     """Makes an optimizer of Keras known to gin as `keras.optimizers.NAME`."""
-    taken = [one for one in inspect.signature(of).parameters.values() if one.kind is not one.VAR_KEYWORD]
+    taken = [each for each in inspect.signature(of).parameters.values() if each.kind is not each.VAR_KEYWORD]
 
     def make(**arguments: Any) -> Optimizer:
         rate = arguments.get("learning_rate")
@@ -196,18 +196,18 @@ def _register_keras(of: type[keras.optimizers.Optimizer]) -> None:
 def _register_all_of_keras() -> None:
     """Makes Keras's optimizers, schedules and losses known to gin by Keras's names: `@keras.losses.Huber()`."""
     optimizers = keras.optimizers
-    for name, found in vars(optimizers).items():
-        is_one = inspect.isclass(found) and issubclass(found, optimizers.Optimizer) and name == found.__name__
+    for name, kind in vars(optimizers).items():
+        is_one = inspect.isclass(kind) and issubclass(kind, optimizers.Optimizer) and name == kind.__name__
         # Those that apply gradients in a manner of their own are wrappers around others.
-        if is_one and found is not optimizers.Optimizer and found.apply is optimizers.Optimizer.apply:
-            _register_keras(found)
+        if is_one and kind is not optimizers.Optimizer and kind.apply is optimizers.Optimizer.apply:
+            _register_keras(kind)
     for module, namespace, base in (
         ("keras.optimizers.schedules", optimizers.schedules, optimizers.schedules.LearningRateSchedule),
         ("keras.losses", keras.losses, keras.losses.Loss),
     ):
-        for name, found in vars(namespace).items():
-            if inspect.isclass(found) and issubclass(found, base) and name == found.__name__ != base.__name__:
-                gin.external_configurable(found, name, module=module)
+        for name, kind in vars(namespace).items():
+            if inspect.isclass(kind) and issubclass(kind, base) and name == kind.__name__ != base.__name__:
+                gin.external_configurable(kind, name, module=module)
 
 
 _register_all_of_keras()

@@ -94,8 +94,8 @@ def rate(optimizer: keras.optimizers.Optimizer) -> Any:
 
 def schedule(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.schedules.LearningRateSchedule | None:
     """The schedule that the optimizer was made with, if it was one."""
-    found = rate(optimizer)
-    return found if isinstance(found, keras.optimizers.schedules.LearningRateSchedule) else None
+    present = rate(optimizer)
+    return present if isinstance(present, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]) -> keras.optimizers.Optimizer:
@@ -134,13 +134,13 @@ def made_here(optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Var
 
 def _private(of: object, name: str) -> Callable[..., Any]:
     """A method of Keras's about weight decay that is not public (tried with Keras 3.15)."""
-    found: Callable[..., Any] | None = getattr(of, name, None)
-    if found is None:
+    method: Callable[..., Any] | None = getattr(of, name, None)
+    if method is None:
         raise UsageError(
             f"Keras {keras.version()} does not tell which weights an optimizer decays (no {name}); leave weight_decay "
             "out of the Keras optimizer and give it to launcher.optimizers.Optimizer"
         )
-    return found
+    return method
 
 
 def overridden(optimizer: keras.optimizers.Optimizer) -> list[str]:
@@ -149,16 +149,16 @@ def overridden(optimizer: keras.optimizers.Optimizer) -> list[str]:
     UsageError where one of them is never called.
     """
     kinds = type(optimizer).__mro__
-    of_keras = [one for one in kinds if one.__module__.startswith("keras.")]
-    own = [optimizer, *(one for one in kinds if one not in of_keras)]
-    theirs, ours = ({name for one in some for name in vars(one)} for some in (of_keras, own))
-    found = sorted(name for name in theirs & ours if not _ALWAYS.match(name))
-    for name in filter(_NEVER.match, found):
+    of_keras = [kind for kind in kinds if kind.__module__.startswith("keras.")]
+    own = [optimizer, *(kind for kind in kinds if kind not in of_keras)]
+    theirs, ours = ({name for owner in owners for name in vars(owner)} for owners in (of_keras, own))
+    names = sorted(name for name in theirs & ours if not _ALWAYS.match(name))
+    for name in filter(_NEVER.match, names):
         raise UsageError(
             f"{type(optimizer).__name__} {optimizer.name!r} has its own {name}, which no step calls: gradients are "
             "reduced, and have no loss scale; change them in apply_gradients or update_step"
         )
-    return found
+    return names
 
 
 @contextlib.contextmanager
@@ -167,7 +167,8 @@ def alone(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     kind = keras.optimizers.Optimizer.__bases__[0]
     with contextlib.ExitStack() as undo:
         for name in _OF_REPLICAS:
-            put(undo, kind, name, getattr(super(kind, kind), name, lambda optimizer, pairs: pairs))
+            undo.callback(setattr, kind, name, vars(kind)[name])
+            setattr(kind, name, getattr(super(kind, kind), name, lambda optimizer, pairs: pairs))
         for variable in optimizer.variables:
             if variable.value.aggregation != tf.VariableAggregation.NONE:
                 put(undo, variable, "assign", functools.partial(_assign, variable))

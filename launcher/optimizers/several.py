@@ -29,10 +29,10 @@ class Optimizers:
         self.num_uses, self._weights = len(uses), dict[int, dict[int, keras.Variable]]()
         for optimizer, variables in uses:
             built_for = own_settings.built_for(optimizer)
-            known = self._weights.setdefault(id(optimizer), {id(one): one for one in built_for})
+            known = self._weights.setdefault(id(optimizer), {id(variable): variable for variable in built_for})
             known |= {id(variable): variable for variable in variables}
-        found = {id(optimizer): optimizer for optimizer, _ in uses}
-        self._parts = {key: Optimizer(optimizer, settable_rate=True) for key, optimizer in found.items()}
+        by_id = {id(optimizer): optimizer for optimizer, _ in uses}
+        self._parts = {key: Optimizer(optimizer, settable_rate=True) for key, optimizer in by_id.items()}
         self.shards: list[WeightShard | None] = []
 
     @property

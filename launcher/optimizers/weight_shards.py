@@ -132,4 +132,4 @@ def without_axis(variable: keras.Variable | WeightShard, axis: int) -> SimpleNam
 
 def bytes_of(variables: Sequence[Any]) -> int:
     """Bytes of variables, of shards of them, or of whatever has a shape and a dtype, together."""
-    return sum(math.prod(one.shape) * tf.dtypes.as_dtype(one.dtype).size for one in variables)
+    return sum(math.prod(variable.shape) * tf.dtypes.as_dtype(variable.dtype).size for variable in variables)

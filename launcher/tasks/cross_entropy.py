@@ -114,7 +114,7 @@ def _in_one_pass(logits: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
     own, before = (tf.where(chosen, logits, none) for chosen in (places == targets, places < targets))
     start = [none, tf.constant(0.0), none, none]
     inputs = [logits, tf.ones_like(logits), own, before]
-    return [one[:, tf.newaxis] for one in variadic_reduce(inputs, start, [1], join.get_concrete_function())]
+    return [reduced[:, tf.newaxis] for reduced in variadic_reduce(inputs, start, [1], join.get_concrete_function())]
 
 
 class Head(NamedTuple):
@@ -169,7 +169,7 @@ def chunked_sums(
         logits = products.logits(x, *tensors, compiling=xla.is_compiling(), factor=_UP.get(operands, 1.0))
         if split.narrow and operands == tf.bfloat16:
             # The loss does not change by what all logits of a token are less; digits are lost far from the target only.
-            matrix, *biases = (tf.gather(one, targets[index]) for one in tensors)
+            matrix, *biases = (tf.gather(tensor, targets[index]) for tensor in tensors)
             own = tf.reduce_sum(tf.cast(x, dtype) * tf.cast(matrix, dtype), axis=-1)
             own = tf.stop_gradient(sum(biases, own))[:, tf.newaxis]
             logits = tf.cast(tf.cast(logits - own, operands), dtype)
@@ -194,7 +194,7 @@ def chunked_sums(
         totals = [tf.zeros([], dtype)] * 2
         if differentiates:
             rows = tf.TensorArray(dtype, size=count, element_shape=[piece, width])
-            totals += [rows, *(tf.zeros(one.shape, dtype) for one in tensors)]
+            totals += [rows, *(tf.zeros(tensor.shape, dtype) for tensor in tensors)]
         loss, right, *gradients = _turns(count, turn, totals)
         if differentiates:
             gradients[0] = tf.reshape(gradients[0].stack(), [-1, width])[:tokens]
@@ -208,11 +208,14 @@ def chunked_sums(
         def gradient(by_loss: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
             by_features, *by_tensors = known or looped(xs, list(tensors), differentiates=True)[2:]
             # The loss scale is in `by_loss`: 16 bits would lose small gradients without it.
-            return [tf.cast(by_features * by_loss, features.dtype), *(one * by_loss for one in by_tensors)]
+            return [
+                tf.cast(by_features * by_loss, features.dtype),
+                *(by_tensor * by_loss for by_tensor in by_tensors),
+            ]
 
         return (loss, right), gradient
 
-    return both(features, *(one for one in head if one is not None))
+    return both(features, *(tensor for tensor in head if tensor is not None))
 
 
 def _turns(count: int, body: Callable, state: list) -> list:

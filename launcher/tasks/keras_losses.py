@@ -64,8 +64,8 @@ def place(
     """
     several, is_own = at.num_replicas * at.microbatches > 1, is_overridden(model, "compute_loss")
     is_apart = several and (at.microbatches > 1 or at.jit)
-    losses = [one for one in keras.tree.flatten(model.loss) if not is_plain(one)]
-    own = [getattr(one, "name", getattr(one, "__name__", one)) for one in losses]
+    losses = [loss for loss in keras.tree.flatten(model.loss) if not is_plain(loss)]
+    own = [getattr(loss, "name", getattr(loss, "__name__", loss)) for loss in losses]
     what = f"{type(model).__name__}.compute_loss" if is_own else f"the loss {next(iter(own), '')}"
     apart = (
         f"which works neither with train.microbatches > 1 (it is {at.microbatches}) nor with train.jit_compile on "
@@ -82,8 +82,8 @@ def place(
         needs_whole = not fits or is_own or not reduced or any(is_number for is_number, _ in reduced)
         with tf.GradientTape() as tape:
             once = total(tried())
-        found = tape.gradient(once, [variable.value for variable in model.trainable_variables])
-        gathers = needs_whole and at.num_replicas > 1 and not is_apart and all(one is None for one in found)
+        gradients = tape.gradient(once, [variable.value for variable in model.trainable_variables])
+        gathers = needs_whole and at.num_replicas > 1 and not is_apart and not any(by is not None for by in gradients)
     if several and not fits and not gathers:
         raise UsageError(
             f"{where}: {what} does not add up over the rows of a batch, so it needs the outputs for all of "
@@ -96,7 +96,7 @@ def place(
         )
     if several and added and not versions.sums_activity_penalties():
         with trial(model):
-            whole, again, *parts = (float(added(one)) for one in (tried(), tried(), *halves(tried())))
+            whole, again, *parts = (float(added(batch)) for batch in (tried(), tried(), *halves(tried())))
         if whole == again and not equal(whole, np.mean(parts)):
             raise UsageError(
                 f"{where}: a layer adds a loss that is no mean over the rows of a batch, which works on one "
@@ -145,12 +145,12 @@ def is_plain(loss: Any) -> bool:
 
 def trial(model: keras.Model) -> keras.StatelessScope:
     """A scope in which a model's layers add losses, and assign nothing; Keras looks for regularised weights in it."""
-    return keras.StatelessScope([(one, one) for one in model.trainable_variables], collect_losses=True)
+    return keras.StatelessScope([(weight, weight) for weight in model.trainable_variables], collect_losses=True)
 
 
 def has_statistics(model: keras.Model) -> bool:
     """Whether it has batch normalisation."""
-    return any("moving_mean" in one.path for one in model.weights)
+    return any("moving_mean" in weight.path for weight in model.weights)
 
 
 def _adds_up(total: Total, batch: Batch) -> bool:
@@ -158,14 +158,14 @@ def _adds_up(total: Total, batch: Batch) -> bool:
     random, trials = np.random.default_rng(0), []
     for (x, y, outputs, weight), mark in itertools.product(variants(batch), _MARKS):
 
-        def marked(one: tf.Tensor, mark: int = mark) -> tf.Tensor:
-            return tf.where(random.uniform(size=one.shape) < 0.4, tf.cast(mark, one.dtype), one)
+        def marked(labels: tf.Tensor, mark: int = mark) -> tf.Tensor:
+            return tf.where(random.uniform(size=labels.shape) < 0.4, tf.cast(mark, labels.dtype), labels)
 
         both = x, each_tensor(y, marked), outputs, weight
         # What it cannot be told of is passed over.
         with contextlib.suppress(ValueError, TypeError, AssertionError, tf.errors.InvalidArgumentError):
-            found = [np.array(total(one)) for one in (*halves(both), both)]
-            trials += [found] * bool(np.isfinite(found).all())
+            losses = [np.array(total(part)) for part in (*halves(both), both)]
+            trials += [losses] * bool(np.isfinite(losses).all())
     fold = fold_of(np.array(np.inf), trials, averages=True)  # of no start: one that is always 0 is no sum
     return fold is not None and fold.over_steps == "rows"
 

@@ -62,10 +62,10 @@ class OwnSteps:
 
     def tried(self, step: str, example: Callable[[], Any]) -> Uses:
         """Traces a step, makes what is not built yet, and runs and differentiates nothing; returns what it applies."""
-        found: Uses = []
+        uses: Uses = []
 
         def note(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
-            found.append((optimizer, variables or ()))
+            uses.append((optimizer, variables or ()))
 
         def trace() -> None:
             tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
@@ -78,7 +78,8 @@ class OwnSteps:
             traced = tf.function(trace, autograph=False).get_concrete_function()
             own = [variable for variable in self._model.variables if scope.get_current_value(variable) is not None]
         # Keras's variables have their new values in the scope, and are not assigned in the graph.
-        held = {one.inputs[0].op.name for one in traced.graph.get_operations() if "Assign" in one.type}
+        operations = traced.graph.get_operations()
+        held = {operation.inputs[0].op.name for operation in operations if "Assign" in operation.type}
         if held:
             raise UsageError(
                 f"{type(self._model).__name__}'s {step} assigns the tf.Variable {min(held)!r}, which no checkpoint "
@@ -87,7 +88,7 @@ class OwnSteps:
         counted = {id(variable) for variable in self._model.metrics_variables}
         if step == "train_step":
             self.assigned = [variable for variable in own if id(variable) not in counted]
-        return found
+        return uses
 
     @dropout.exact()
     def run(self, data: Any, tracing: Tracing, training: bool) -> Sums:
@@ -110,12 +111,11 @@ class OwnSteps:
         ]
         sums = {"states": tf.concat(gained, axis=0)} if gained else {}
         sums |= {name: value * num_real for name, value in values.items() if self._told[training][name] is None}
-        loss = (
-            values["loss"] if "loss" in values else tf.reduce_sum([tf.cast(one, tf.float32) for one in tracing.losses])
-        )
+        differentiated = tf.reduce_sum([tf.cast(part, tf.float32) for part in tracing.losses])
+        loss = values.get("loss", differentiated)
         # A replica without examples has run on one that is not its own.
-        found = {_key(training, name): tf.where(num_real > 0, value, 0.0) for name, value in sums.items()}
-        return tf.where(num_real > 0, loss * num_real, 0.0), found
+        named_sums = {_key(training, name): tf.where(num_real > 0, value, 0.0) for name, value in sums.items()}
+        return tf.where(num_real > 0, loss * num_real, 0.0), named_sums
 
     def evaluated(self, data: Any, num_real: tf.Tensor) -> Sums:
         """Traces a step of evaluation."""
@@ -124,21 +124,21 @@ class OwnSteps:
     @property
     def notes(self) -> list[str]:
         """Notes that a person should read about them."""
-        found = [
+        notes = [
             "the model's own steps run on each replica's examples by themselves, and gradients are averaged over all "
             "examples: that is the same training on any number of replicas where a loss is a mean over examples or has "
             "one value for each, not where it is one sum or compares examples with one another; --mode=verify tells"
         ]
         own = [one for one in self._metrics if not type(one).__module__.startswith("keras.") and one.variables]
         if own:
-            names = first([one.name for one in own])
-            found.append(f"states of the metric {names} are taken to be sums over examples")
-        return found
+            names = first([metric.name for metric in own])
+            notes.append(f"states of the metric {names} are taken to be sums over examples")
+        return notes
 
     @property
     def along_batch(self) -> list[str]:
         """Names of the metrics that are no sums over rows."""
-        return [one.name for one in self._metrics if is_along_batch(one)]
+        return [metric.name for metric in self._metrics if is_along_batch(metric)]
 
     @property
     def result_names(self) -> tuple[str, ...]:

@@ -177,30 +177,30 @@ def _gradient(
     **rest: Any,
 ) -> Any:
     leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
-    are_sums = any(one.shape != () for one in leaves)
+    are_sums = any(leaf.shape != () for leaf in leaves)
     if not tracing.differentiates:
-        tracing.has_sums |= are_sums and all(isinstance(one, (keras.Variable, tf.Variable)) for one in by)
+        tracing.has_sums |= are_sums and all(isinstance(leaf, (keras.Variable, tf.Variable)) for leaf in by)
         return keras.tree.map_structure(_zeros, sources)
     if (
         output_gradients is not None
-        or any(id(one) not in tracing.weights for one in by)
-        or any((one.shape != ()) != are_sums for one in leaves)
+        or any(id(source) not in tracing.weights for source in by)
+        or any((leaf.shape != ()) != are_sums for leaf in leaves)
     ):
         return real(tape, target, sources, output_gradients=output_gradients, **rest)
-    tracing.losses += [tf.reduce_mean(one) for one in leaves]
-    begins = tf.nest.map_structure(lambda one: tf.fill(tf.shape(one), tf.cast(tracing.upstream, one.dtype)), target)
-    found = real(tape, target, sources, output_gradients=begins, **rest)
+    tracing.losses += [tf.reduce_mean(leaf) for leaf in leaves]
+    begins = tf.nest.map_structure(lambda leaf: tf.fill(tf.shape(leaf), tf.cast(tracing.upstream, leaf.dtype)), target)
+    gradients = real(tape, target, sources, output_gradients=begins, **rest)
     downstream = tracing.downstream
     if are_sums:
         downstream *= tf.maximum(tracing.num_real, 1.0) / tracing.total
 
-    def as_if_alone(one: Any, source: Any) -> Any:
-        if one is None or getattr(source, "overwrite_with_gradient", False):
-            return one
-        return tf.cast(tf.convert_to_tensor(one), tf.float32) / downstream
+    def as_if_alone(gradient: Any, source: Any) -> Any:
+        if gradient is None or getattr(source, "overwrite_with_gradient", False):
+            return gradient
+        return tf.cast(tf.convert_to_tensor(gradient), tf.float32) / downstream
 
     # Of TensorFlow's, as it is what made the structure, and to which None is a leaf in every version.
-    return tf.nest.map_structure(as_if_alone, found, sources)
+    return tf.nest.map_structure(as_if_alone, gradients, sources)
 
 
 def _zeros(source: Any) -> tf.Tensor:

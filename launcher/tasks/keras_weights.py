@@ -31,9 +31,9 @@ def padding_masked(outputs: Any, sample_weight: Any, real: tf.Tensor) -> tuple[A
     def masked(output: tf.Tensor) -> tf.Tensor:
         # Leans on Keras: a tensor's mask is its `_keras_mask`. Noticed by tests/tasks/test_keras_metrics.py,
         # tests/modes/test_fit.py. Then: find where the new version keeps it; masked losses are wrong until then.
-        found = each_tensor(output, tf.identity)
-        found._keras_mask = _of_rows(real, output) > 0
-        return found
+        copy = each_tensor(output, tf.identity)
+        copy._keras_mask = _of_rows(real, output) > 0
+        return copy
 
     def given(output: tf.Tensor, weight: Any) -> tf.Tensor | None:
         return None if weight is None else _of_rows(weight, output)
@@ -83,12 +83,12 @@ def class_weights(y: Any, class_weight: Mapping[int, float], sample_weight: Any,
     else:
         label = tf.cast(tf.round(tf.cast(y[..., 0] if y.shape.rank > 1 else y, tf.float32)), tf.int64)
     low, high = min(class_weight) - 1, max(class_weight) + 1  # of classes that are not named
-    table = tf.constant([class_weight.get(one, 1.0) for one in range(low, high + 1)], tf.float32)
-    found = tf.gather(table, tf.clip_by_value(label, low, high) - low)
+    table = tf.constant([class_weight.get(number, 1.0) for number in range(low, high + 1)], tf.float32)
+    weights = tf.gather(table, tf.clip_by_value(label, low, high) - low)
     if sample_weight is None:
-        return found
+        return weights
     # Transposed, as what one has more of than the other are last axes.
-    return tf.transpose(tf.transpose(found) * tf.transpose(tf.cast(sample_weight, tf.float32)))
+    return tf.transpose(tf.transpose(weights) * tf.transpose(tf.cast(sample_weight, tf.float32)))
 
 
 def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
@@ -97,12 +97,12 @@ def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
     def of_one(tensor: Any) -> Any:
         if tensor is None:  # an optional input
             return None
-        found = function(tensor)
+        made = function(tensor)
         # Of probabilities without their logits, a loss would be bounded.
         for name in ("_keras_mask", "_keras_logits"):
             if (beside := getattr(tensor, name, None)) is not None:
-                setattr(found, name, function(beside))
-        return found
+                setattr(made, name, function(beside))
+        return made
 
     return None if part is None else keras.tree.map_structure(of_one, part)
 

@@ -87,8 +87,8 @@ def describe_loss(pieces: LossChunks, model: keras.Model, rows: int, logits_shap
 
 def _head(model: keras.Model) -> Head | None:
     output_matrix = getattr(model, "output_matrix", None)
-    found = None if output_matrix is None else output_matrix()
-    return None if found is None else Head(*found)
+    matrix_and_bias = None if output_matrix is None else output_matrix()
+    return None if matrix_and_bias is None else Head(*matrix_and_bias)
 
 
 class TextTask(Task):
