@@ -23,8 +23,8 @@ from launcher.step import gradients, summation
 from launcher.step.engine import Engine
 from launcher.step.layers import activity_penalties
 from launcher.step.local_pass import num_replicas
-from launcher.tasks import loss_chunks as pieces
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results, real_rows
+from launcher.tasks.cross_entropy import using
 
 
 class Evaluator:
@@ -157,7 +157,7 @@ class Evaluator:
 
     def _sums(self, batch: Batch) -> tf.Tensor:
         parts = activity_penalties(self._model, num_replicas())
-        with pieces.using(self._loss_chunks), parts:
+        with using(self._loss_chunks), parts:
             loss, weight, metrics = loss_sums(self._task, self._model, batch, False)
         self._metric_names = tuple(sorted(metrics))
         flat = [tf.reshape(metrics[name], [-1]) for name in self._metric_names]

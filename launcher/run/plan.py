@@ -19,7 +19,7 @@ from launcher.run.recipe import Recipe
 from launcher.step import gradients, precision, reduce_error
 from launcher.step.layers import group_size, layers_of
 from launcher.step.moving_statistics import seed_states
-from launcher.tasks.loss_chunks import LossChunks
+from launcher.tasks.cross_entropy import LossChunks
 
 _MACOS = (
     "macOS: training on the CPU should work, with one worker or several; all of it was tried on Linux, none of it on a "

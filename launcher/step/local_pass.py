@@ -21,7 +21,7 @@ from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import seed_states
 from launcher.step.statistics import Statistic, is_overwritten, moving, present
 from launcher.step.step_config import StepConfig
-from launcher.tasks import dropout, loss_chunks
+from launcher.tasks import cross_entropy, dropout
 from launcher.tasks.base import Task, loss_sums, real_rows
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
@@ -176,7 +176,7 @@ class LocalPass:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
             parts = activity_penalties(self._model, self._config.global_batch_size / self._config.rows)
-            with xla.compiling(self._config.compiled), loss_chunks.using(self._config.loss_chunks), parts:
+            with xla.compiling(self._config.compiled), cross_entropy.using(self._config.loss_chunks), parts:
                 loss, weight, metrics = loss_sums(self._task, self._model, batch, True)
             if self._model.losses and not self._task.adds_losses:
                 # Weighted like the examples beside it, a regulariser counts once in the global mean.

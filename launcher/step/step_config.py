@@ -8,7 +8,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
-from launcher.tasks.loss_chunks import WHOLE, LossChunks
+from launcher.tasks.cross_entropy import WHOLE, LossChunks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

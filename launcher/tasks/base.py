@@ -33,7 +33,7 @@ class Task:
       nominal_weight_per_example: about how much weight one example carries, e.g. the tokens of a sentence. It only
         keeps scaled gradients near the middle of their range; the true weight is what the mean is taken over.
       logits_shape: (tokens of an example, size of the vocabulary) of a loss that can be computed in pieces: see
-        `launcher.tasks.loss_chunks`.
+        `launcher.tasks.cross_entropy.LossChunks`.
       evaluation_metrics: names that every evaluation has beyond the names that training has.
       adds_losses: whether loss() gives what layers add to the model's losses, too; else the step does in training.
       statistics_over_global_batch: True for a model whose `keras.layers.BatchNormalization` is to see what it would see

@@ -7,23 +7,80 @@ that its logits are made once and kept for no one (as in the fused loss of Hsu e
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import dataclasses
 import functools
 import operator
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.machine import xla
 from launcher.models import products
-from launcher.tasks import loss_chunks
-from launcher.tasks.loss_chunks import Split
 
+# Logits of up to so many bytes are computed whole: pieces would save little, and a small loop costs time. On a GPU
+# pieces cost time always, for memory that a card of 40 GB and more has.
+_WHOLE_BYTES = {"cpu": 256 << 20, "gpu": 4 << 30, "tpu": 256 << 20}
+# A piece has at most so many bytes of logits; on a GPU so many times the matrix's, if that is more. Each piece reads
+# the matrix and adds to its gradient, about five passes over it, where its logits take six or seven.
+_PIECE_BYTES, _MATRICES = 64 << 20, 4
+# On a TPU a piece has so many tokens that the matrix's gradient is read and written under its own product (peak /
+# bandwidth * 4 bytes of a v5e), and that 16-bit logits stay on the chip.
+_TOKENS = 1024
 _LOWEST = -1e30
 # Gradients by logits lie between -1 and 1, and are multiplied by the loss scale only behind the products: so many times
 # as large, they keep what float16 would flush below 2^-24.
 _UP = {tf.float16: 2.0**12}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossChunks:
+    """The recipe's `train.loss_chunks`, and the device: "cpu", "gpu" or "tpu".
+
+    Attributes:
+      pieces: "auto", 1 for whole logits, or a number of pieces.
+    """
+
+    pieces: int | Literal["auto"] = 1
+    accelerator: str = "cpu"
+
+    def count(self, tokens: int, vocab_size: int, width: int) -> int:
+        """The number of pieces of a loss over the tokens of one microbatch of one replica; 1 for whole logits.
+
+        Args:
+          width: elements of a token's features.
+        """
+        if self.pieces != "auto":
+            return min(self.pieces, tokens)
+        logits_bytes = tokens * vocab_size * 4
+        if logits_bytes <= _WHOLE_BYTES[self.accelerator]:
+            return 1
+        most = max(_PIECE_BYTES, _MATRICES * vocab_size * width * 4 if self.accelerator == "gpu" else 0)
+        least = -(-tokens // _TOKENS) if self.accelerator == "tpu" else -(-logits_bytes // most)
+        # So many pieces, or somewhat more that are equal.
+        return next((count for count in range(least, 2 * least) if tokens % count == 0), least)
+
+
+WHOLE = LossChunks()
+_present: contextvars.ContextVar[LossChunks] = contextvars.ContextVar("loss_chunks", default=WHOLE)
+
+
+@contextlib.contextmanager
+def using(pieces: LossChunks) -> Iterator[None]:
+    """A block in which what tasks compute follows this setting."""
+    token = _present.set(pieces)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+def present() -> LossChunks:
+    """The setting of the step that is traced; whole logits where nobody says."""
+    return _present.get()
 
 
 def token_losses(logits: tf.Tensor, targets: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -133,7 +190,8 @@ def chunked_sums(
     targets: tf.Tensor,
     weight: tf.Tensor,
     *,
-    split: Split,
+    pieces: int = 1,
+    narrow: bool = False,
     label_smoothing: float = 0.0,
     training: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -144,7 +202,8 @@ def chunked_sums(
       head: matrix and bias, both differentiable.
       targets: int32 [tokens].
       weight: of each token, in the dtype of the logits.
-      split: in which pieces.
+      pieces: how many there are, of the tokens.
+      narrow: whether logits of a bfloat16 head are kept in bfloat16, less the target's own, which costs few digits.
       label_smoothing: in [0, 1).
       training: whether gradients will be asked for. Pieces are then differentiated while their logits are there;
         otherwise, if they are asked for all the same, the logits are made again.
@@ -152,22 +211,22 @@ def chunked_sums(
     Returns:
       (sum of the losses in nats, weight of the right tokens), scalars in the dtype of the logits.
     """
-    operands, dtype, (tokens, width), count = head.matrix.dtype, weight.dtype, features.shape, split.tokens
-    once = operands.size == 2 and xla.is_compiling() and loss_chunks.present().accelerator == "gpu"
+    operands, dtype, (tokens, width) = head.matrix.dtype, weight.dtype, features.shape
+    once = operands.size == 2 and xla.is_compiling() and present().accelerator == "gpu"
     losses_of = functools.partial(_closed, once=True) if once else token_losses
-    piece = -(-tokens // count)
+    piece = -(-tokens // pieces)
 
     def in_pieces(whole: tf.Tensor) -> tf.Tensor:
-        """[count, piece, ...], filled up with zeros: with weight 0."""
-        if missing := count * piece - tokens:
+        """[pieces, piece, ...], filled up with zeros: with weight 0."""
+        if missing := pieces * piece - tokens:
             whole = tf.pad(whole, [[0, missing], *([[0, 0]] * (len(whole.shape) - 1))])
-        return tf.reshape(whole, [count, piece, *whole.shape[1:]])
+        return tf.reshape(whole, [pieces, piece, *whole.shape[1:]])
 
     targets, weight = in_pieces(targets), in_pieces(weight)
 
     def sums(x: tf.Tensor, index: tf.Tensor, tensors: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
         logits = products.logits(x, *tensors, compiling=xla.is_compiling(), factor=_UP.get(operands, 1.0))
-        if split.narrow and operands == tf.bfloat16:
+        if narrow and operands == tf.bfloat16:
             # The loss does not change by what all logits of a token are less; digits are lost far from the target only.
             matrix, *biases = (tf.gather(tensor, targets[index]) for tensor in tensors)
             own = tf.reduce_sum(tf.cast(x, dtype) * tf.cast(matrix, dtype), axis=-1)
@@ -193,9 +252,9 @@ def chunked_sums(
 
         totals = [tf.zeros([], dtype)] * 2
         if differentiates:
-            rows = tf.TensorArray(dtype, size=count, element_shape=[piece, width])
+            rows = tf.TensorArray(dtype, size=pieces, element_shape=[piece, width])
             totals += [rows, *(tf.zeros(tensor.shape, dtype) for tensor in tensors)]
-        loss, right, *gradients = _turns(count, turn, totals)
+        loss, right, *gradients = _turns(pieces, turn, totals)
         if differentiates:
             gradients[0] = tf.reshape(gradients[0].stack(), [-1, width])[:tokens]
         return [loss, right, *gradients]

@@ -13,10 +13,8 @@ from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
 from launcher.reporting.units import bytes_text
-from launcher.tasks import loss_chunks
 from launcher.tasks.base import Assets, Task
-from launcher.tasks.cross_entropy import Head, chunked_sums, token_losses
-from launcher.tasks.loss_chunks import LossChunks, Split
+from launcher.tasks.cross_entropy import Head, LossChunks, chunked_sums, present, token_losses
 
 VOCABULARY = "vocabulary.model"
 
@@ -42,17 +40,16 @@ def model_sums(
     Raises:
       UsageError: the recipe asks for pieces of a model that gives logits only.
     """
-    pieces, head, split = loss_chunks.present(), _head(model), None
-    if head is not None and targets.shape.is_fully_defined():
-        narrow = head.matrix.dtype.size == 2
-        split = pieces.split(targets.shape.num_elements(), *head.matrix.shape, at_once=training and narrow)
-        if narrow and split is None:
-            # All at once, and by a product of 16 bits, which the model would not know to be compiled.
-            split = Split(narrow=training and pieces.accelerator == "tpu")
-    elif pieces.forced:
-        raise UsageError(f"train.loss_chunks = {pieces.pieces}: the model has no output_matrix(); bind 'auto' or 1")
+    setting, pieces, is_16_bits = present(), 1, False
+    head = _head(model) if targets.shape.is_fully_defined() else None
+    if head is not None:
+        pieces = setting.count(targets.shape.num_elements(), *head.matrix.shape)
+        is_16_bits = head.matrix.dtype.size == 2
+    elif setting.pieces not in ("auto", 1):
+        raise UsageError(f"train.loss_chunks = {setting.pieces}: the model has no output_matrix(); bind 'auto' or 1")
     weight = tf.cast(targets != PADDING, tf.float32) * batch["weight"][:, tf.newaxis]
-    if head is None or split is None:
+    # A product of 16 bits is made here, as the model would not know it to be compiled.
+    if head is None or (pieces == 1 and not is_16_bits):
         logits = tf.cast(model(batch, training=training), tf.float32)
         losses, hits = token_losses(logits, targets, label_smoothing)
         loss, right = tf.reduce_sum(losses * weight), tf.reduce_sum(hits * weight)
@@ -63,26 +60,26 @@ def model_sums(
             head,
             tf.reshape(targets, [-1]),
             tf.reshape(weight, [-1]),
-            split=split,
+            pieces=pieces,
+            narrow=training and is_16_bits and setting.accelerator == "tpu",
             label_smoothing=label_smoothing,
             training=training,
         )
     return loss, tf.reduce_sum(weight), {"accuracy": right}
 
 
-def describe_loss(pieces: LossChunks, model: keras.Model, rows: int, logits_shape: tuple[int, int]) -> str:
+def describe_loss(setting: LossChunks, model: keras.Model, rows: int, logits_shape: tuple[int, int]) -> str:
     """The plan's line about the loss of a microbatch of `rows` examples; for `logits_shape`, see `Task`."""
     # Traced, as only the shape is asked for.
     head = tf.function(lambda: _head(model), autograph=False).get_concrete_function().structured_outputs
     length, vocab_size = logits_shape
-    width, narrow = (1, False) if head is None else (head.matrix.shape[1], head.matrix.dtype.size == 2)
-    split = pieces.split(rows * length, vocab_size, width, at_once=narrow)
+    pieces = setting.count(rows * length, vocab_size, 1 if head is None else head.matrix.shape[1])
     why = f"the logits of a microbatch are {bytes_text(rows * length * vocab_size * 4)}"
-    if pieces.pieces != "auto":
+    if setting.pieces != "auto":
         why = f"train.loss_chunks; {why}"
-    if split is not None and head is None:
-        split, why = None, f"{why}; the model gives nothing else"
-    return f"from whole logits ({why})" if split is None else f"in {split} ({why})"
+    if pieces > 1 and head is None:
+        pieces, why = 1, f"{why}; the model gives nothing else"
+    return f"in {pieces} pieces of the tokens ({why})" if pieces > 1 else f"from whole logits ({why})"
 
 
 def _head(model: keras.Model) -> Head | None:

@@ -18,14 +18,13 @@ from launcher.machine import xla
 from launcher.models.lstm import lstm_language_model
 from launcher.models.transformer import language_model, transformer
 from launcher.tasks import text
-from launcher.tasks.cross_entropy import Head, chunked_sums
-from launcher.tasks.loss_chunks import LossChunks, Split, using
+from launcher.tasks.cross_entropy import Head, LossChunks, chunked_sums, using
 
 pytestmark = pytest.mark.slow
 
 # How far from float64 a result may be, relative to its largest element: rounding of the features' own dtype.
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3}
-PIECES = Split(tokens=3)
+PIECES = 3
 
 
 def case(seed=0, tokens=13, vocab=11, width=4, dtype="float32", bias=True, operands=None):
@@ -66,13 +65,14 @@ def oracle(features, head, targets, weight, smoothing, factor):
     return [loss, (weight * (logits.argmax(-1) == targets)).sum(), *gradients[: 2 if head.bias is None else 3]]
 
 
-def found(features, head, targets, weight, split, smoothing=0.0, factor=1.0, training=True):
+def found(features, head, targets, weight, pieces, smoothing=0.0, factor=1.0, training=True, narrow=False):
     sources = [features, *(one for one in head if one is not None)]
     with tf.GradientTape() as tape:
         tape.watch(sources)
         loss, right = chunked_sums(
-            features, head, targets, weight, split=split, label_smoothing=smoothing, training=training
-        )
+            features, head, targets, weight,
+            pieces=pieces, narrow=narrow, label_smoothing=smoothing, training=training,
+        )  # fmt: skip
         scaled = loss * factor
     return [loss, right, *tape.gradient(scaled, sources)]
 
@@ -102,7 +102,7 @@ def test_any_pieces_of_any_sizes_give_the_sums_and_gradients_of_whole_logits(
     seed, tokens, vocab, width, dtype, bias, smoothing, pieces, training
 ):
     arguments = case(seed, tokens, vocab, width, dtype, bias)
-    values = found(*arguments, Split(min(pieces, tokens)), smoothing, 3.0, training)
+    values = found(*arguments, min(pieces, tokens), smoothing, 3.0, training)
     assert_close(values, oracle(*arguments, smoothing, 3.0), dtype)
     assert values[2].dtype == dtype and values[3].dtype == values[0].dtype == arguments[1].matrix.dtype
 
@@ -140,13 +140,13 @@ def test_gradients_too_small_for_float16_are_kept_by_the_loss_scale():
     ],
 )
 @pytest.mark.parametrize(
-    ("split", "rounded"),
+    ("pieces", "narrow", "rounded"),
     # Gradients by logits are rounded before the products, and narrow logits themselves before the loss.
-    [(Split(), ("by features", "by matrix")), (PIECES, ("by features", "by matrix")),
-     (Split(tokens=3, narrow=True), ("loss", "by features", "by matrix", "by bias"))],
-    ids=str,
+    [(1, False, ("by features", "by matrix")), (PIECES, False, ("by features", "by matrix")),
+     (PIECES, True, ("loss", "by features", "by matrix", "by bias"))],
+    ids=["whole", "pieces", "narrow"],
 )  # fmt: skip
-def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(split, rounded, jit, dtype, accelerator):
+def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(pieces, narrow, rounded, jit, dtype, accelerator):
     features, head, targets, weight = case(tokens=64, vocab=103, width=16, dtype=dtype, operands=dtype)
     weight = weight * 1e-3  # in float16, what is below 2^-14 of this would lose digits
     scale = 2.0**15 * 1e3  # and a loss scale of this size would overflow if it stood before the products
@@ -154,7 +154,7 @@ def test_a_head_of_16_bits_is_off_by_the_rounding_of_its_operands(split, rounded
     @tf.function(jit_compile=jit)
     def traced(features, matrix, bias):
         with xla.compiling(jit), using(LossChunks(accelerator=accelerator)):
-            return found(features, Head(matrix, bias), targets, weight, split, 0.1, scale)
+            return found(features, Head(matrix, bias), targets, weight, pieces, 0.1, scale, narrow=narrow)
 
     values = traced(tf.cast(features, tf.float32), *head)
     assert {value.dtype for value in values} == {tf.float32}
@@ -173,8 +173,8 @@ def traced(training):
 
     def evaluated(features, matrix):
         if training:
-            return found(features, Head(matrix), targets, weight, Split(tokens=4))
-        return chunked_sums(features, Head(matrix), targets, weight, split=Split(tokens=4), training=False)
+            return found(features, Head(matrix), targets, weight, 4)
+        return chunked_sums(features, Head(matrix), targets, weight, pieces=4, training=False)
 
     return operations(tf.function(evaluated).get_concrete_function(features, head.matrix))
 
@@ -241,26 +241,21 @@ def test_a_model_of_16_bits_has_a_head_of_16_bits_unless_its_layer_is_float32(ti
 @pytest.mark.parametrize(
     ("pieces", "tokens", "vocab_size", "width", "expected"),
     [
-        (LossChunks(pieces="auto", accelerator="cpu"), 4096, 2048, 192, None),
-        (LossChunks(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, None),
-        (LossChunks(pieces="auto", accelerator="gpu"), 65_536, 32_000, 768, Split(tokens=32)),
-        (LossChunks(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, Split(tokens=6)),
-        (LossChunks(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, None),
-        (LossChunks(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, Split(tokens=32)),
-        (LossChunks(pieces=1, accelerator="tpu"), 8192, 32_000, 768, None),
-        (LossChunks(pieces=4, accelerator="cpu"), 96, 1000, 8, Split(tokens=4)),
-        (LossChunks(pieces=4, accelerator="cpu"), 3, 1000, 8, Split(tokens=3)),
-        (LossChunks(), 1 << 20, 1 << 20, 8, None),
+        (LossChunks(pieces="auto", accelerator="cpu"), 4096, 2048, 192, 1),
+        (LossChunks(pieces="auto", accelerator="gpu"), 32_768, 32_000, 768, 1),
+        (LossChunks(pieces="auto", accelerator="gpu"), 65_536, 32_000, 768, 32),
+        (LossChunks(pieces="auto", accelerator="cpu"), 2048 + 256, 32_000, 256, 6),
+        (LossChunks(pieces="auto", accelerator="gpu"), 4096, 32_000, 1024, 1),
+        (LossChunks(pieces="auto", accelerator="tpu"), 32_768, 32_000, 768, 32),
+        (LossChunks(pieces="auto", accelerator="tpu"), 8192, 32_000, 768, 8),
+        (LossChunks(pieces=1, accelerator="tpu"), 8192, 32_000, 768, 1),
+        (LossChunks(pieces=4, accelerator="cpu"), 96, 1000, 8, 4),
+        (LossChunks(pieces=4, accelerator="cpu"), 3, 1000, 8, 3),
+        (LossChunks(), 1 << 20, 1 << 20, 8, 1),
     ],
 )  # fmt: skip
 def test_pieces_are_chosen_by_the_size_of_all_logits(pieces, tokens, vocab_size, width, expected):
-    assert pieces.split(tokens, vocab_size, width) == expected
-
-
-@pytest.mark.parametrize(("pieces", "count"), [("auto", 8), (25, 25)])
-def test_a_head_of_16_bits_trains_with_narrow_logits_on_a_tpu(pieces, count):
-    chunks = LossChunks(pieces=pieces, accelerator="tpu")
-    assert chunks.split(8192, 32_000, 768, at_once=True) == Split(count, narrow=True)
+    assert pieces.count(tokens, vocab_size, width) == expected
 
 
 def test_a_model_of_ones_own_that_gives_logits_trains_whole_and_refuses_pieces():
