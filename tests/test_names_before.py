@@ -23,7 +23,7 @@ def test_a_run_with_the_old_names_goes_on_as_it_would_have_gone(run_launcher, tm
     with (tmp_path / "run" / "metrics.jsonl").open() as lines:
         np.testing.assert_allclose([json.loads(line)["loss"] for line in lines], before, rtol=1e-5)
     for name in ("models", "gin_configs"):
-        assert f"note: {name} is launcher.{name} now" in done.stderr
+        assert done.stderr.count(f"note: {name} is launcher.{name} now") == 1
     config = (tmp_path / "run" / "config.gin").read_text()
     assert "import gin_configs.data.python_docs" in config and "lstm_language_model.width = 2" in config
 

@@ -31,9 +31,8 @@ class OldNames:
         top = name.partition(".")[0]
         if top not in _MOVED:
             return None
-        if name == top and not self._is_users(name):
-            sys.stderr.write(f"note: {name} is launcher.{name} now; its old name goes with the next release\n")
-        elif getattr(sys.modules.get(top), "__name__", "") != f"launcher.{top}":
+        is_old = not self._is_users(name) if name == top else sys.modules.get(top) is sys.modules.get(f"launcher.{top}")
+        if not is_old:
             return None
         return ModuleSpec(name, self) if importlib.util.find_spec(f"launcher.{name}") else None  # type: ignore
 
@@ -42,7 +41,10 @@ class OldNames:
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Gives the name to the module that there is already."""
-        sys.modules[module.__name__] = importlib.import_module(f"launcher.{module.__name__}")
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(f"launcher.{name}")
+        if name in _MOVED:
+            sys.stderr.write(f"note: {name} is launcher.{name} now; its old name goes with the next release\n")
 
     def _is_users(self, name: str) -> bool:
         for finder in sys.meta_path:
