@@ -1,7 +1,5 @@
 """The tensors of one checkpoint: written whole or not at all, read back bit for bit."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

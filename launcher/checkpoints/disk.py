@@ -1,7 +1,5 @@
 """Durable changes of the disk: whole or not there after a crash, under a name of their own until they are whole."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

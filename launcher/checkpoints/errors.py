@@ -1,7 +1,5 @@
 """Errors of checkpoints, in words that a user can act on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

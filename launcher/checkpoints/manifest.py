@@ -3,8 +3,6 @@
 Reading and verifying need no TensorFlow, so whoever only asks for steps starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

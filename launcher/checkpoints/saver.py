@@ -1,7 +1,5 @@
 """Saving beside the training: a thread writes what the loop has copied, one checkpoint at a time."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The checkpoints of one run: save, verify, read, retire."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

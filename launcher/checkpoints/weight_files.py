@@ -1,7 +1,5 @@
 """Weights in files of others: Keras's `.keras` and `.weights.h5`, and `.safetensors`. No class of a model is needed."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The outer loop: how many steps, when to log, evaluate and save, and when to stop."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

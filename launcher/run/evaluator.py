@@ -1,7 +1,5 @@
 """Exact evaluation: every example counts once, whatever the topology and the batch size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@
 takes its statistics over; `train.rematerialize`, whether layers compute their activations again in the backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One run: its folder held, its model built and restored, trained or evaluated, and its summary written."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -5,8 +5,6 @@ Their state is part of a checkpoint (see `callback_state`), so that an `EarlySto
 An epoch's metrics are those of all its steps, wherever the run was interrupted.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Assets of a task, which belong to the weights and are none, such as its vocabulary, in MODEL_DIR/assets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from launcher.errors import UsageError

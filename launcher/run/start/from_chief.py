@@ -5,8 +5,6 @@ TensorFlow's collectives add numbers, which would change a NaN's payload or the 
 added.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

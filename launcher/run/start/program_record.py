@@ -5,8 +5,6 @@ asked for. One of "note" takes effect from here on. What changes no result is in
 microbatches, the engine, when something is logged, evaluated or saved. Other versions tell a program in other words.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Weights of a model beside stored ones: which is which by its layer's name, what fits, what has no counterpart."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

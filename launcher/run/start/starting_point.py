@@ -1,7 +1,5 @@
 """The starting point of a run: its newest whole checkpoint, or other weights; read by all or by the chief."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ An object is told by its class and what it was made with; code of the user's own
 the functions, classes and plain values that they refer to; code of libraries by its name.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
