@@ -141,6 +141,16 @@ def _block(
     """Convolutions of these kernels, the first 3x3 with the stride (v1.5), beside a shortcut.
 
     Two kernels are a basic block; three a bottleneck, whose last one makes four times the channels.
+
+    Args:
+        inputs: Features [batch, height, width, channels].
+        name: Prefix of the layers' names.
+        kernels: Edges of the kernels.
+        filters: Channels inside the block.
+        stride: Of the first 3x3 convolution, and of the shortcut.
+        norm: Makes a normalisation, by `name` and perhaps `gamma_initializer`.
+        last_gamma: Initial scale of the last normalisation.
+        shortcut: `_projection` or `_subsampling`.
     """
     features, count = inputs, len(kernels)
     for index, kernel in enumerate(kernels[:-1]):

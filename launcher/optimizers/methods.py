@@ -45,6 +45,13 @@ class _Method(keras.optimizers.Optimizer):
     def update_step(
         self, gradient: tf.Tensor, variable: keras.Variable | WeightShard, learning_rate: tf.Tensor
     ) -> None:
+        """Updates one variable, or a replica's shard of it, as Keras calls it.
+
+        Args:
+          gradient: of the shape of the variable; cast to its dtype.
+          variable: one of those given to `build`.
+          learning_rate: scalar; cast to the variable's dtype.
+        """
         weight, index = tf.convert_to_tensor(variable), self._get_variable_index(variable)
         self._move(index, variable, weight, tf.cast(gradient, weight.dtype), tf.cast(learning_rate, weight.dtype))
 

@@ -71,6 +71,10 @@ def undivided() -> contextlib.AbstractContextManager[None]:
 
 
 def _undivide(undo: contextlib.ExitStack) -> None:
+    """Replaces the functions by which Keras divides losses, and has its weighted mean multiplied by `Factor`.
+
+    A mask that says of rows what values have more axes of is given those axes.
+    """
     module = sys.modules[keras.losses.Loss.__module__]
     if missing := [name for name in (*SCALES, _MEAN) if not hasattr(module, name)]:
         raise _unknown(missing[0], _OF_LOSSES)

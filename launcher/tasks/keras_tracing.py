@@ -108,6 +108,11 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 
 def _stand(metrics: Sequence[keras.metrics.Metric], undo: contextlib.ExitStack) -> None:
+    """Replaces what Keras and TensorFlow do between a step and one device, until `undo` is closed.
+
+    What replaces a function is called with the thread's trace and the function that it replaces, before the arguments.
+    Threads that trace nothing get the function itself.
+    """
     replace = functools.partial(_replace, undo, _tracing.get)
     kinds = [keras.optimizers.Optimizer]
     for kind in kinds:
@@ -148,16 +153,22 @@ def _replace(
 
 
 def _unscaled(tracing: Tracing, real: Any, *args: Any) -> Any:
+    """The last argument as it is, of functions that scale it: an optimizer's loss, or a loss by the replicas."""
     return args[-1]
 
 
 def _drawn(stateless: Any, seeds: Any, real: Any, shape: Any, *args: Any, seed: Any = None, **rest: Any) -> tf.Tensor:
+    """Numbers of `tf.random` by the stateless function of the same name, with the next of these seeds."""
     return stateless(shape, seeds.next(), *args, **rest)
 
 
 def _apply(
     tracing: Tracing, real: Any, optimizer: keras.optimizers.Optimizer, grads: Any, trainable_variables: Any = None
 ) -> None:
+    """Hands gradients and variables to the trace, as they were given to an optimizer.
+
+    A LossScaleOptimizer's are those of the one inside: the loss scale is the replica's business.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     tracing.apply(inner, list(grads), None if trainable_variables is None else list(trainable_variables))
 
@@ -176,6 +187,10 @@ def _gradient(
     output_gradients: Any = None,
     **rest: Any,
 ) -> Any:
+    """The gradient of a loss by trained weights, which begins with the loss scale and comes back without it.
+
+    Any other gradient, such as one by inputs, or of what has a gradient given, is TensorFlow's own.
+    """
     leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
     are_sums = any(leaf.shape != () for leaf in leaves)
     if not tracing.differentiates:
@@ -210,12 +225,14 @@ def _zeros(source: Any) -> tf.Tensor:
 def _update_state(
     tracing: Tracing, real: Any, metric: keras.metrics.Mean, values: Any, sample_weight: Any = None
 ) -> Any:
+    """Updates a mean, which counts the replica's examples where it is given one number of them all."""
     if sample_weight is None and not len(keras.ops.shape(values)):
         sample_weight = tracing.num_real
     return real(metric, values, sample_weight=sample_weight)
 
 
 def _result(metric: keras.metrics.Metric, tracing: Tracing, real: Any) -> Any:
+    """The metric's result, and a note in the trace of which metric gave it: what a step returns is told by that."""
     value = real()
     leaves = value.items() if isinstance(value, dict) else [(None, value)]
     tracing.results += [(leaf, (metric, name)) for name, leaf in leaves]

@@ -109,7 +109,12 @@ def each_tensor(part: Any, function: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def padding_left_out(model: keras.Model, real: tf.Tensor) -> Iterator[None]:
-    """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced."""
+    """Has the compiled metrics that take no sample weights take those of padding, while a batch is traced.
+
+    Args:
+      model: a compiled one; metrics that it has otherwise are left as they are.
+      real: float32 [batch], 0 for what fills the batch up.
+    """
 
     def weighted(update: Callable[..., Any], whole: bool, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is None and whole:

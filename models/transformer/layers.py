@@ -81,7 +81,11 @@ class Embedding(keras.layers.Layer):
 
 
 class _Normalization(keras.layers.Layer):
-    """Normalisation of the last axis, computed in float32 by weights that are float32 under any policy."""
+    """Normalisation of the last axis, computed in float32 by weights that are float32 under any policy.
+
+    Attributes:
+        is_centred: Whether the mean is taken off before, and an offset, `beta`, added behind.
+    """
 
     is_centred: bool
 
