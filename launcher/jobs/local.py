@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import selectors
 import subprocess
@@ -55,7 +54,7 @@ class LocalBackend:
         self._job = job
         self._console = console
         self._environ = environ
-        self._make_tee = make_tee or self._tee_to_console
+        self._make_tee = make_tee or (lambda command: console.tee(command.rank, command.log))
         self._while_waiting = while_waiting
         self._standby = standby
         self._spares: list[Spare] = []
@@ -216,9 +215,6 @@ class LocalBackend:
                 return
             self._while_waiting()
             time.sleep(_TURN_SECONDS)
-
-    def _tee_to_console(self, command: Command) -> Tee:
-        return Tee(self._console, f"[worker {command.rank}] ", functools.partial(self._console.log, command.log))
 
     @contextlib.contextmanager
     def _using_scratch(self) -> Iterator[None]:

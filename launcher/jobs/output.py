@@ -4,8 +4,11 @@ Nothing here waits for a disk, a terminal or the reader of a pipe: processes wri
 they do not take is kept up to a limit, then dropped, counted and said.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -159,6 +162,10 @@ class JobConsole:
         is_said = name in files.missing_bytes
         if not files.send(content, name) and not is_said:
             self.note(f"the disk takes no more of {path} for now; what does not fit is left out")
+
+    def tee(self, rank: int, log: Path, *, is_quiet: bool = False) -> Tee:
+        """The output of a worker, to its log and, unless it is quiet, to the console."""
+        return Tee(None if is_quiet else self, f"[worker {rank}] ", functools.partial(self.log, log))
 
     def turn(self) -> None:
         """Passes on what is waiting, as far as it is taken; to be called again and again."""

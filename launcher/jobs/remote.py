@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,8 +96,7 @@ class RemoteBackend:
         orders: dict[Connection, list[dict[str, Any]]] = {}
         for command, seat in zip(commands, self._seats, strict=True):
             connection = seat.remote.agent
-            console = None if command.is_quiet else self.console
-            tee = Tee(console, f"[worker {command.rank}] ", functools.partial(self.console.log, command.log))
+            tee = self.console.tee(command.rank, command.log, is_quiet=command.is_quiet)
             self._workers[command.rank] = RemoteWorker(command, tee, connection)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
             orders.setdefault(connection, []).append(told)

@@ -62,6 +62,7 @@ class StallDetector:
         self._start_timeout = start_timeout_seconds
         self._reports: dict[int, Report] = {}
         self._changed_at = 0.0
+        self._frozen_since: dict[int, float] = {}
         self._intervals: collections.deque[float] = collections.deque(maxlen=100)
 
     def observe(self, now: float, reports: Mapping[int, Report | None]) -> Stall | None:
@@ -91,17 +92,12 @@ class StallDetector:
             return _LONG_SECONDS
         return max(_SHORTEST_SECONDS, _MEDIANS * statistics.median(self._intervals))
 
-
-class FreezeDetector:
-    """Notices a worker that a signal has stopped, and that nobody lets go on: its peers need longer to miss it."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-
-    def observe(self, now: float, frozen: Collection[int]) -> bool:
-        """Whether one of the workers frozen at `now` seconds of an `AwakeClock` has been so for too long."""
-        self._since = {rank: self._since.get(rank, now) for rank in frozen}
-        return any(now - since > _FROZEN_SECONDS for since in self._since.values())
+    def has_frozen(self, now: float, frozen: Collection[int]) -> bool:
+        """Whether one of the workers that are stopped at `now` seconds of an `AwakeClock` has been so for too long, so
+        that nobody lets it go on: its peers need longer to miss it.
+        """
+        self._frozen_since = {rank: self._frozen_since.get(rank, now) for rank in frozen}
+        return any(now - since > _FROZEN_SECONDS for since in self._frozen_since.values())
 
 
 def parse_stacks(lines: Iterable[str]) -> list[list[str]]:

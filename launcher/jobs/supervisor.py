@@ -18,7 +18,7 @@ from launcher.jobs.job import outcomes as outcomes_of
 from launcher.jobs.job_folder import JobFolder
 from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Action, Decision, Outcome, Restarts, Trouble, WorkerState, decide, find_cause
-from launcher.jobs.stalls import AwakeClock, FreezeDetector, Stall, StallDetector, find_stuck, parse_stacks
+from launcher.jobs.stalls import AwakeClock, Stall, StallDetector, find_stuck, parse_stacks
 from launcher.machine.child_process import signal_name
 from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
@@ -175,7 +175,6 @@ class Supervisor:
         watch = StallDetector(
             timeout_seconds=self._job.stall_timeout_seconds, start_timeout_seconds=self._job.start_timeout_seconds
         )
-        frozen = FreezeDetector()
         are_asked = grows = False
         self._more_since = self._straggler = None
         while True:
@@ -207,7 +206,7 @@ class Supervisor:
                 outcomes = self._settle(workers)
                 break
             now = clock.advance(time.monotonic())
-            if frozen.observe(now, [worker.command.rank for worker in workers if worker.is_frozen()]):
+            if watch.has_frozen(now, [worker.command.rank for worker in workers if worker.is_frozen()]):
                 outcomes = _with_frozen(workers)
                 if find_cause(outcomes):  # and nobody has let it go on in this moment
                     break

@@ -10,7 +10,6 @@ import pytest
 
 from launcher.jobs.stalls import (
     AwakeClock,
-    FreezeDetector,
     StallDetector,
     find_stuck,
     parse_stacks,
@@ -91,11 +90,11 @@ def test_time_in_which_the_supervisor_slept_counts_as_a_second_at_most():
 
 
 def test_a_worker_that_stays_stopped_is_noticed_and_one_that_goes_on_is_not():
-    frozen = FreezeDetector()
-    assert not any(frozen.observe(now, [1]) for now in (0.0, 4.9))
-    assert not frozen.observe(5.0, [])
-    assert not any(frozen.observe(now, [0, 1]) for now in (6.0, 10.9))
-    assert frozen.observe(11.1, [1])
+    frozen = watch()
+    assert not any(frozen.has_frozen(now, [1]) for now in (0.0, 4.9))
+    assert not frozen.has_frozen(5.0, [])
+    assert not any(frozen.has_frozen(now, [0, 1]) for now in (6.0, 10.9))
+    assert frozen.has_frozen(11.1, [1])
 
 
 # ------------------------------------------------------------------------------------------------------------- stacks
