@@ -180,7 +180,10 @@ def test_an_empty_environment_is_examined_and_no_process_of_its_own_imports_tens
 BROKEN = {
     "no JSON": ('{"cluster": ', "not JSON"),
     "no task": ('{"cluster": {"worker": ["a:1", "b:1"]}}', "task"),
-    "index past the end": ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3}}', "the index counts from 0"),
+    "index past the end": (
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 3}}',
+        "the index counts from 0",
+    ),
     "no port": ('{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}', "port"),
     "twice": ('{"cluster": {"worker": ["a:1", "a:1"]}, "task": {"type": "worker", "index": 0}}', "2 times"),
 }
