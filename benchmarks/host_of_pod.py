@@ -16,6 +16,8 @@ import resource
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -25,19 +27,9 @@ from launcher.checkpoints.bundle import StoredArray, Writers, make_room
 from launcher.config import gin_bindings
 from launcher.machine.array_parts import Part, Range
 from launcher.run import loading, session
-from launcher.step.workers import Workers
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.step_program import lowering
-
-
-class Pod:
-    """Stands for an engine whose devices are elsewhere."""
-
-    def __init__(self, replicas: int):
-        self.num_replicas, self.holds, self.first_values, self.averages = replicas, False, {}, {}
-        self.workers = Workers(lambda value: np.asarray(value), 1, are_several=False)
-
-    def bring_home(self, but: object = ()) -> None:
-        """There is nothing to bring."""
+from launcher.step_program.pjrt_runtime import PjrtRuntime
 
 
 def main() -> None:
@@ -60,14 +52,16 @@ def main() -> None:
         plan = machine.resolve([args.recipe], [*args.bind, "train.shard = 'all'", "train.strategy = 'one_device'"])
     plan = lowering.for_replicas(plan, args.replicas)
     plan = dataclasses.replace(plan, policy="mixed_bfloat16")
-    built = session.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), plan, Pod(args.replicas))
+    elsewhere = SimpleNamespace(all=[None] * args.replicas, num_processes=1)
+    host = TfRuntime(tf.distribute.OneDeviceStrategy("/CPU:0"))
+    runtime = PjrtRuntime(cast(Any, elsewhere), host, divides_weights=True)
+    built = session.build_on(runtime, plan)
     tell("built")
     state, local = built.trainer.state, args.replicas // args.processes
-    axes = lowering._axes(built) | lowering._axes(built, of_weights=True)
     of_process: dict[str, np.ndarray | Part] = {}
     shapes = {name: spec[0] for name, spec in state.specs().items()}
-    for name, source in state.sources().items():
-        if (axis := axes.get(name)) is None:
+    for name, source in ((name, runtime.source(name)) for name in state.variables()):
+        if (axis := runtime.parts[name].axis if name in runtime.parts else None) is None:
             of_process[name] = source(None)
             continue
         where = Range(axis, 0, shapes[name][axis] // args.replicas * local)

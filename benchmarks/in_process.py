@@ -9,6 +9,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
 from launcher.run import loading, session
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 
 
 def build(gin_file: str, bindings: Sequence[str], seed: int = 0, replicas: int = 1) -> session.Session:
@@ -18,4 +19,4 @@ def build(gin_file: str, bindings: Sequence[str], seed: int = 0, replicas: int =
     gin_bindings.load([gin_file], bindings)
     resolved = loading.Machine(environ={}, replicas=replicas, seed=seed).plan_of(Recipe())
     resolved.data.check()
-    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    return session.build_on(TfRuntime(strategy_lib.build(resolved.strategy, resolve({}))), resolved)

@@ -54,7 +54,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     bindings = ["momentum.weight_decay = 0.0", f"train.jit_compile = {options.jit_compile}", *options.gin_param]
     session = in_process.build(options.gin_file, bindings, replicas=options.replicas)
     batch = tf.nest.map_structure(
-        lambda of_replicas: session.strategy.experimental_local_results(of_replicas)[0],
+        lambda of_replicas: session.runtime.strategy.experimental_local_results(of_replicas)[0],
         next(session.trainer.batches(session.plan.data)),
     )
     takes: dict[str, Take] = {
@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace) -> dict[str, object]:
     if importlib.util.find_spec("orbit") and options.replicas == 1:
         peers["orbit"] = orbit_trainer
     # One device is no strategy for them.
-    strategy = session.strategy if options.replicas > 1 else tf.distribute.get_strategy()
+    strategy = session.runtime.strategy if options.replicas > 1 else tf.distribute.get_strategy()
     for name, peer in peers.items():
         with strategy.scope():
             takes[name] = peer(keras.models.clone_model(session.model), batch, options.jit_compile)
@@ -102,13 +102,11 @@ def launcher(session, batch, steps_a_call: int | None = None) -> Take:
     """Launcher's own step and loop, as `launcher.main` runs it."""
     import tensorflow as tf
 
-    from launcher.data.distributed import distribute_batches
-
     def same(shard) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(batch).repeat()
 
     size = session.trainer.config.global_batch_size
-    repeated = iter(distribute_batches(session.strategy, same, global_batch_size=size))
+    repeated = iter(session.runtime.batches(same, global_batch_size=size))
 
     def take(steps: int) -> None:
         for _ in range(steps // (steps_a_call or steps)):

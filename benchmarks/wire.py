@@ -183,7 +183,7 @@ def overlap(trace: Path) -> dict[str, float]:
                 name = plane.event_metadata[event.metadata_id].name
                 begun = line.timestamp_ns / 1e9 + event.offset_ps / 1e12
                 interval = (begun, begun + event.duration_ps / 1e12)
-                if name == "_run_steps_in_graph":
+                if name == "_run_batches_in_graph":
                     steps.append(interval)
                 elif name.endswith(":CollectiveReduceV2"):
                     collectives.append(interval)

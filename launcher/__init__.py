@@ -15,6 +15,7 @@ The map, from the door inwards. A room may use those below it, never those above
     run                one run: recipe, plan, session, controller, evaluator, starting point
     watch              gradients looked at while a model trains
     step               one training step: trainer, gradients, loss scale, layer policies, moving statistics
+    runtime            the replicas that run a step's function and hold its state: TensorFlow's strategies
     tasks              model, data, loss and metrics: image classification, translation, language modelling
     decoding           how a model writes text: greedy, sampled, beam search
     data               batches in an order that depends on (seed, step) alone

@@ -352,7 +352,7 @@ def test_k9_keras_reduces_float32_inside_a_conditional_and_ours_float16_outside(
     _, made = ours_fit(x, precision="mixed_float16", loss_scale=FixedLossScale(scale=8.0), optimizer=descent)
     batches = made.trainer.batches(GivenTask(linear_batches(x), linear_model, negative_sum).data())
     theirs = found
-    found = collectives(made.trainer._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)))
+    found = collectives(made.trainer._loop.run.get_concrete_function(batches, tf.constant(1, tf.int32)))
     assert sorted((one.dtype, one.elements) for one in found) == [("float16", 5), ("float32", 2)]
     assert not any(one.in_conditional for one in found)
     beside(

@@ -121,12 +121,18 @@ def check_settings() -> None:
 # ------------------------------------------------------------------------------------------------------------ binding
 
 
-def bound(parameter: str, default: Any) -> Any:
-    """The plain value that a parameter such as "train.strategy" is bound to, before any call; or `default`."""
+def bound(parameter: str, default: Any, *, reference: Any = None) -> Any:
+    """The plain value that a parameter such as "train.strategy" is bound to, before any call; or `default`.
+
+    Args:
+      reference: returned where it is bound to what a module of the user's makes; None to refuse that.
+    """
     for (scope, selector, arg), binding in loaded.bound.items():
         if scope or selector == MACRO or f"{short_name(selector)}.{arg}" != parameter:
             continue
         value = replace_names(binding.value, functools.partial(_value_of, binding))
+        if names_in(value) and reference is not None:
+            return reference
         if names_in(value):
             raise UsageError(f"{binding}: must be a plain value, as it is needed before anything is called")
         return value

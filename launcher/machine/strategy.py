@@ -180,18 +180,17 @@ def describe(strategy: tf.distribute.Strategy) -> StrategyPlan:
         tf.distribute.MirroredStrategy: "mirrored",
         tf.distribute.TPUStrategy: "tpu",
     }
-    found = [kind for made, kind in kinds.items() if isinstance(strategy, made)]
+    otherwise = "one_device" if strategy.num_replicas_in_sync == 1 else type(strategy).__name__
+    kind = next((kind for made, kind in kinds.items() if isinstance(strategy, made)), otherwise)
     devices = tuple(strategy.extended.worker_devices)
     there = [one.name for one in tf.config.list_logical_devices()]
     asked, found_here = ([name.partition("device:")[2] for name in names] for names in (devices, there))
-    if found != ["tpu"] and not set(asked) <= set(found_here):
+    if kind != "tpu" and not set(asked) <= set(found_here):
         raise UsageError(
             f"the {type(strategy).__name__} that was given is of {listed(asked)}; TensorFlow finds {listed(found_here)}"
         )
-    if not found and strategy.num_replicas_in_sync > 1:
-        raise UsageError(f"{type(strategy).__name__} is none of the strategies that train here: {', '.join(KINDS)}")
     return StrategyPlan(
-        kind=found[0] if found else "one_device",
+        kind=kind,
         num_replicas=strategy.num_replicas_in_sync,
         local_replicas=len(devices),
         why=f"the {type(strategy).__name__} that was given",

@@ -14,7 +14,7 @@ from launcher.run import layer_settings, session
 from launcher.run.description import describe
 from launcher.run.plan import RunPlan, check_engine
 from launcher.run.start import start_weights
-from launcher.step import initial_values
+from launcher.runtime import initial_values
 from launcher.step_program import lowering
 
 

@@ -33,6 +33,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.programs import FitCall
 from launcher.run.recipe import Recipe
 from launcher.run.start.value_text import text_of
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.tasks import keras_callbacks, keras_private, keras_tracing
 from launcher.tasks.keras_model import KerasTask, is_function
 
@@ -279,7 +280,9 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None) -> Machine:
     """The machine with its devices set up, in a process that the launcher did not start, such as a notebook's."""
     if not isinstance(strategy, str):
-        return Machine(environ=os.environ, replicas=replicas, on=strategy_lib.describe(strategy), made=strategy)
+        return Machine(
+            environ=os.environ, replicas=replicas, on=strategy_lib.describe(strategy), made=TfRuntime(strategy)
+        )
     machine = Machine(environ=os.environ, strategy=strategy, replicas=replicas)
     machine.set_up()
     return machine

@@ -32,7 +32,7 @@ def session_builder(request: Request) -> Callable[[RunPlan], session.Session]:
     """Builder of the session on the engine that the flags name."""
     if not isinstance(request, EngineRequest) or request.engine != "pjrt":
         return session.build
-    from launcher.step_program import pjrt_engine  # with JAX, which need not be there
+    from launcher.step_program import pjrt_runtime  # with JAX, which need not be there
 
     cache, trains = getattr(request, "compile_cache", None), MODES[request.mode].trains
-    return partial(pjrt_engine.build, compile_cache=cache, from_chief=request.restore_from_chief, trains=trains)
+    return partial(pjrt_runtime.build, compile_cache=cache, from_chief=request.restore_from_chief, trains=trains)

@@ -62,7 +62,7 @@ def lint(built: Session, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> l
         *layer_lint.lint(built.model, built.plan.recipe.task),
         *narrow_operations(graph),
         *narrow_weights(built.model),
-        *outside_scope(built.strategy, built.model),
+        *outside_scope(built.runtime.host.strategy, built.model),
         *needless_scale(built.plan.loss_scale, policy),
         *overrides(built.model, policy),
         *unseen(built.model, seen),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.run import session
 from launcher.run.session import Session
-from launcher.step import gradients, summation
+from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
@@ -70,14 +70,13 @@ class Probe:
     """
 
     def __init__(self, built: Session):
-        self._strategy = built.strategy
-        self._trainer = built.trainer
+        self._trainer, self._runtime = built.trainer, built.runtime.host
         self.model = built.model
         self.shadow = session.float32_model(built)
         self._real_taps, self._shadow_taps = GradientTaps(self.model), GradientTaps(self.shadow)
         self._real = built.trainer.step_of(self.model, self._real_taps.watch)
         self._shadow = built.trainer.step_of(self.shadow, self._shadow_taps.watch)
-        self._run = summation.in_order(self._run_in_graph, built.strategy)
+        self._run = self._runtime.on_replicas(self._in_replica, in_order=True)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -92,7 +91,8 @@ class Probe:
 
     def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
         """Both passes as TensorFlow runs them, with shapes; after the first batch."""
-        return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def(add_shapes=True)
+        with self._real_taps.installed(), self._shadow_taps.installed():
+            return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def(add_shapes=True)
 
     def run(self, batch: Any, scale: float | None = None) -> Probed:
         """Both passes on one batch.
@@ -102,13 +102,9 @@ class Probe:
           scale: of the real pass; None for the trainer's.
         """
         scale = self._trainer.loss_scale if scale is None else scale
-        found = self._run(batch, tf.constant(scale, tf.float32))
-        first = tf.nest.map_structure(lambda value: self._strategy.experimental_local_results(value)[0], found)
-        return tf.nest.map_structure(np.asarray, first)
-
-    def _run_in_graph(self, batch: Any, scale: tf.Tensor) -> Any:
         with self._real_taps.installed(), self._shadow_taps.installed():
-            return self._strategy.run(self._in_replica, args=(batch, scale))
+            found = self._run(batch, tf.constant(scale, tf.float32))
+        return tf.nest.map_structure(np.asarray, self._runtime.alike(found))
 
     def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:
         float32_copy.copy_weights(self.model, self.shadow)

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches
 from launcher.data.kinds import DataOfSteps
 from launcher.data.pipeline import Batch, Shard, held, rows_of_replica
 from launcher.errors import UsageError
@@ -17,8 +16,9 @@ from launcher.machine.no_autograph import call_converted
 from launcher.run.actions.base import Action, Event, tell
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
-from launcher.step import gradients, summation
-from launcher.step.engine import Engine
+from launcher.runtime import Loop as DeviceLoop
+from launcher.runtime import Rows, Runtime
+from launcher.step import gradients
 from launcher.step.layers import activity_penalties
 from launcher.step.local_pass import num_replicas
 from launcher.tasks.base import Decodes, Score, ShowsSamples, Task, folded, loss_sums, metric_results, real_rows
@@ -26,42 +26,38 @@ from launcher.tasks.cross_entropy import using
 
 
 class Evaluator:
-    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0.
+    """Runs the task's loss over the evaluation examples, padded to whole batches with weight 0."""
 
-    An engine runs it in the place of TensorFlow, where it can.
-    """
-
-    def __init__(
-        self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan, engine: Engine | None = None
-    ):
-        self._strategy, self._model = strategy, model
+    def __init__(self, runtime: Runtime, model: keras.Model, plan: RunPlan):
+        self._runtime, self._model = runtime, model
         self._task: Task = plan.recipe.task
         self._data = plan.data
         self._global_batch_size = size = plan.eval_batch_size
         make, rows = self._data.eval_batches, partial(rows_of_replica, self._data, size)
-        self._on_devices = _OnDevices(engine, "evaluation", make, self._sums_of_engine, size=size, rows=rows)
+        self._batches = _Batches(runtime, "evaluation", make, size, rows, lambda on: on.loop(self._replica_sums))
         self._loss_chunks = plan.loss_chunks
         self._metric_names: tuple[str, ...] = ()
         self._metric_sizes: list[int] = []
-        self._forward = _compiled(self._sums, plan)
-        self._run_batches = summation.in_order(self._run_batches_in_graph, strategy)
-        self._batches: Iterable | None = None
+        self._forward = _compiled(self._sums, plan, runtime)
         self._loop = Loop()
         self.notes: list[str] = []
         self._samples: Sequence[tuple[str, str, str]] = ()
         self._sample_batch: Batch | None = None
-        self._decoding = DecodingEvaluator(strategy, model, plan, engine) if isinstance(self._task, Decodes) else None
+        self._decoding = DecodingEvaluator(runtime, model, plan) if isinstance(self._task, Decodes) else None
 
     def needs_variables(self, last: bool) -> bool:
-        """Whether an evaluation looks at TensorFlow's variables, and not only at what an engine's devices hold.
+        """Whether an evaluation looks at TensorFlow's variables, and not only at what a runtime's devices hold.
 
         With parts of weights on the devices there are no samples, as nobody would put the whole together for them.
         """
         self.notes = []
-        on_devices = self._on_devices.is_possible(self.notes)
+        runs = [self._batches]
         if self._decoding is not None and self._decoding.is_due(last):
-            on_devices = on_devices and self._decoding.on_devices.is_possible(self.notes)
-        return not on_devices or (isinstance(self._task, ShowsSamples) and not self._on_devices.has_parts)
+            runs.append(self._decoding.batches)
+        for one in runs:
+            one.settle(self.notes)
+        shows = isinstance(self._task, ShowsSamples) and self._runtime.first_values is None
+        return shows or any(one.runtime is self._runtime.host for one in runs)
 
     def evaluate(
         self, last: bool = True, agree: Callable[[float], float] = lambda seconds: 0.0, told: Sequence[Action] = ()
@@ -82,7 +78,7 @@ class Evaluator:
         num_examples = self._data.num_eval_examples
         if not num_examples:
             raise UsageError(f"this data set has no evaluation examples (num_eval_examples = {num_examples})")
-        batches, run = self._begin()
+        batches, run = self._batches.begin(self.notes)
         tables: list[np.ndarray] = []
         data, size = self._data, self._global_batch_size
         left = data.eval_steps(size) if isinstance(data, DataOfSteps) else math.ceil(num_examples / size)
@@ -102,16 +98,6 @@ class Evaluator:
         result["examples"] = weight
         return result
 
-    def _begin(self) -> tuple[Iterator, Callable[[Iterator, int], np.ndarray]]:
-        """The batches of an evaluation, and what gives the sums of the next ones with the current weights."""
-        if self._on_devices.is_possible(self.notes):
-            return self._on_devices.begin()
-        make, size = self._data.eval_batches, self._global_batch_size
-        if self._batches is None:
-            rows = rows_of_replica(self._data, size, self._strategy.num_replicas_in_sync)
-            self._batches = distribute_batches(self._strategy, make, global_batch_size=size, rows=rows)
-        return held(self._batches), lambda batches, count: self._run_batches(batches, tf.constant(count)).numpy()
-
     def _result(self, tables: Sequence[np.ndarray]) -> tuple[dict[str, float], float]:
         """Loss and metrics over the batches of some loops, and their weight."""
         # float64 on the host: counts stay exact past 2**24 examples.
@@ -126,8 +112,8 @@ class Evaluator:
 
     def samples(self) -> Sequence[tuple[str, str, str]]:
         """Samples of the model's answers, as `Score.samples`, for one worker to ask; () where there are none."""
-        # The model's weights are on a TPU's cores, and what is computed eagerly is not.
-        away = isinstance(self._strategy, tf.distribute.TPUStrategy) or self._on_devices.hold_state
+        # The model's weights are on devices, and what is computed eagerly is not.
+        away = self._runtime.host.traits.compiles or self._runtime.holds
         if not isinstance(self._task, ShowsSamples) or away:
             return self._samples
         if self._sample_batch is None:
@@ -135,23 +121,11 @@ class Evaluator:
             self._sample_batch = next(held(self._data.eval_batches(Shard(global_batch_size=count, seed=0))))
         return self._task.samples(self._model, self._sample_batch)
 
-    def _run_batches_in_graph(self, batches: Iterator, num_batches: tf.Tensor) -> tf.Tensor:
-        def one_batch(index: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            sums = self._strategy.run(self._replica_sums, args=(next(batches),))
-            return index + 1, rows.write(index, self._strategy.experimental_local_results(sums)[0])
-
-        start = (tf.constant(0), tf.TensorArray(tf.float32, size=num_batches, element_shape=None))
-        _, rows = tf.while_loop(lambda index, *_: index < num_batches, one_batch, start, maximum_iterations=num_batches)
-        return rows.stack()
-
     def _replica_sums(self, batch: Batch) -> tf.Tensor:
         (sums,) = gradients.reduce_sum([self._forward(real_rows(self._task, batch))])
         if not self._task.shows_rows:
             return sums
         return tf.concat([tf.stack(gradients.by_rows(sums[0], sums[1], batch)), sums[2:]], axis=0)
-
-    def _sums_of_engine(self, batch: Batch) -> tf.Tensor:
-        return gradients.reduce_sum([self._sums(batch)])[0]
 
     def _sums(self, batch: Batch) -> tf.Tensor:
         parts = activity_penalties(self._model, num_replicas())
@@ -163,72 +137,61 @@ class Evaluator:
         return tf.concat([[loss], [weight], *flat], axis=0)
 
 
-class _OnDevices:
-    """What an engine's devices do with batches and the weights, where there is an engine and they can.
+class _Batches:
+    """Batches, and what a runtime does with each; TensorFlow's runtime beside it where its devices cannot.
 
     Args:
       what: of an evaluation, for people.
       rows: of each of so many replicas' batches, see `Shard`.
-      function, of_rows: see `Engine.forward`.
+      program: what to do, on a runtime.
     """
 
     def __init__(
         self,
-        engine: Engine | None,
+        runtime: Runtime,
         what: str,
         make: Callable[[Shard], tf.data.Dataset],
-        function: Callable[[Batch], tf.Tensor],
-        *,
         size: int,
-        rows: Callable[[int], int] = lambda num_replicas: 0,
-        of_rows: bool = False,
+        rows: Callable[[int], int],
+        program: Callable[[Runtime], DeviceLoop | Rows],
     ):
-        self._engine, self._what, self._make, self._function = engine, what, make, function
-        self._size, self._rows, self._of_rows = size, rows, of_rows
-        self._made: tuple[Iterable, Callable[[], Callable[[Iterator, int], Any]]] | None = None
+        self.runtime, self._what, self._make, self._size, self._rows = runtime, what, make, size, rows
+        self._program = program
+        self._made: tuple[Iterable, DeviceLoop | Rows] | None = None
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether each device has parts of the weights."""
-        return self._engine is not None and self._engine.first_values is not None
-
-    @property
-    def hold_state(self) -> bool:
-        return self._engine is not None and self._engine.holds
-
-    def is_possible(self, notes: list[str]) -> bool:
-        """Whether they do it; the first time that they cannot, `notes` get why."""
-        if self._engine is not None and self._made is None:
-            engine, size = self._engine, self._size
-            batches = engine.distribute(self._make, global_batch_size=size, rows=self._rows(engine.num_replicas))
+    def settle(self, notes: list[str]) -> tuple[Iterable, DeviceLoop | Rows]:
+        """Finds out who does it; the first time that the devices cannot, `notes` get why."""
+        if self._made is None and self.runtime is not self.runtime.host:
+            batches, program = self._made = self._on(self.runtime)
             try:
-                self._made = batches, engine.forward(self._function, batches, of_rows=self._of_rows)
+                program.trace(iter(batches))
             except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
-                self._engine = None
+                self.runtime, self._made = self.runtime.host, None
                 notes.append(f"{self._what} runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
-        return self._engine is not None
+        self._made = self._made or self._on(self.runtime)
+        return self._made
 
-    def begin(self) -> tuple[Iterator, Callable[[Iterator, int], Any]]:
+    def _on(self, runtime: Runtime) -> tuple[Iterable, DeviceLoop | Rows]:
+        rows = self._rows(runtime.num_replicas)
+        return runtime.batches(self._make, global_batch_size=self._size, rows=rows), self._program(runtime)
+
+    def begin(self, notes: list[str]) -> tuple[Iterator, Callable[..., Any]]:
         """The batches from the first one, and what runs the next ones with the weights as they are now."""
-        assert self._made is not None
-        batches, take_weights = self._made
-        return held(batches), take_weights()
+        batches, program = self.settle(notes)
+        return held(batches), program.begin()
 
 
 class DecodingEvaluator:
     """Evaluates what the model writes: each replica decodes its own examples, every worker scores all outputs."""
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, model: keras.Model, plan: RunPlan, engine: Engine | None = None
-    ):
-        self._strategy, self._model = strategy, model
+    def __init__(self, runtime: Runtime, model: keras.Model, plan: RunPlan):
+        self._model = model
         self._task: Decodes = plan.recipe.task
         self._global_batch_size = size = plan.eval_batch_size
-        make = self._task.decode_batches
-        self.on_devices = _OnDevices(engine, "decoding", make, self._outputs, size=size, of_rows=True)
-        self._generate = _compiled(self._outputs, plan)
-        self._run_batch = tf.function(self._run_batch_in_graph, autograph=False)
-        self._batches: tf.distribute.DistributedDataset | None = None
+        self._generate = _compiled(self._outputs, plan, runtime)
+        self.batches = _Batches(
+            runtime, "decoding", self._task.decode_batches, size, lambda replicas: 0, lambda on: on.rows(self._answers)
+        )
 
     def is_due(self, last: bool) -> bool:
         """Whether there is something to decode."""
@@ -239,38 +202,26 @@ class DecodingEvaluator:
         if not self.is_due(last):
             return None
         count = self._task.num_decode_examples(last)
-        batches, run = self._begin()
+        batches, run = self.batches.begin([])
         parts = []
         for _ in range(math.ceil(count / self._global_batch_size)):
             agree(0.0)
-            parts.append(run(batches))
+            parts.append(run(next(batches)))
         examples, weight, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
         real = np.flatnonzero(weight > 0)
         order = real[np.argsort(examples[real])]
         return self._task.score(examples[order], outputs[order])
 
-    def _begin(self) -> tuple[Iterator, Callable[[Iterator], tuple[Any, ...]]]:
-        if self.on_devices.is_possible([]):
-            batches, run = self.on_devices.begin()
-            return batches, lambda batches: run(batches, 1)
-        if self._batches is None:
-            self._batches = distribute_batches(
-                self._strategy, self._task.decode_batches, global_batch_size=self._global_batch_size
-            )
-        return held(self._batches), lambda batches: self._run_batch(next(batches))
-
-    def _run_batch_in_graph(self, batch: Batch) -> tuple[tf.Tensor, ...]:
-        outputs = self._strategy.run(self._on_replica, args=(batch,))
-        return tuple(self._strategy.gather(part, axis=0) for part in (batch["example"], batch["weight"], outputs))
-
-    def _on_replica(self, batch: Batch) -> tf.Tensor:
-        # Of a `tf.function`, MirroredStrategy would compile all replicas together.
-        return self._generate(batch)
+    def _answers(self, batch: Batch) -> tuple[tf.Tensor, ...]:
+        return batch["example"], batch["weight"], self._generate(batch)
 
     def _outputs(self, batch: Batch) -> tf.Tensor:
         return call_converted(self._task.generate, self._model, batch)
 
 
-def _compiled(on_replica: Callable[[Batch], tf.Tensor], plan: RunPlan) -> Callable[[Batch], tf.Tensor]:
-    """The function of one replica, compiled with XLA where the plan says so."""
-    return tf.function(on_replica, jit_compile=True, autograph=False) if plan.jit_compile else on_replica
+def _compiled(
+    on_replica: Callable[[Batch], tf.Tensor], plan: RunPlan, runtime: Runtime
+) -> Callable[[Batch], tf.Tensor]:
+    """The function of one replica, compiled with XLA where the plan says so and nothing else does."""
+    compiles = plan.jit_compile and not runtime.traits.compiles
+    return tf.function(on_replica, jit_compile=True, autograph=False) if compiles else on_replica

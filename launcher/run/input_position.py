@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.data import distributed
 from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import Data
+from launcher.runtime import batches as batches_lib
 from launcher.step.trainer import Trainer
 
 _STATE = "input_position"
@@ -32,7 +32,7 @@ class InputPosition:
 
     def __init__(self, trainer: Trainer, data: Data, *, num_workers: int, state: Mapping[str, np.ndarray]):
         self._trainer, self._data = trainer, data
-        on_tpu = isinstance(trainer.strategy, tf.distribute.TPUStrategy)
+        on_tpu = trainer.runtime.host.traits.compiles
         self._reads_again = isinstance(data, DataInTurn) and data.reads_again and not on_tpu
         self._saves = self._reads_again and num_workers == 1
         self._state = state
@@ -59,7 +59,7 @@ class InputPosition:
 
     def _restored(self, step: int) -> bool:
         saved = {name.removeprefix(f"{_STATE}/"): value for name, value in self._state.items() if _STATE in name}
-        iterator = distributed.tf_iterator(self._batches)
+        iterator = batches_lib.tf_iterator(self._batches)
         if not saved or iterator is None or not step or not self._saves:
             return not step
         with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ class InputPosition:
 
     def state(self) -> dict[str, np.ndarray]:
         """The state that a checkpoint of the trainer's step holds, uint8 vectors by name; {} where that is enough."""
-        iterator = distributed.tf_iterator(self._batches) if self._saves else None
+        iterator = batches_lib.tf_iterator(self._batches) if self._saves else None
         if iterator is None:
             return {}
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(tf.errors.OpError, ValueError):

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,6 +20,7 @@ from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import precision
 from launcher.tasks.base import open_data
 
@@ -74,9 +76,9 @@ def load_bindings(
     gin_bindings.check_settings()
 
 
-# Strategies of this process, by what they were made for. A second run, as in a notebook, takes the same one: to connect
-# to a TPU again clears what is on it, and collectives of two strategies may take each other's place.
-_made: dict[StrategyPlan, tf.distribute.Strategy] = {}
+# Runtimes of this process, by what they were made for. A second run, as in a notebook, takes the same one: to connect
+# to a TPU again clears what is on it, and collectives of two may take each other's place.
+_made: dict[StrategyPlan, TfRuntime] = {}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,7 +92,7 @@ class Machine:
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
       engine: what runs the steps; None for TensorFlow.
-      made: the strategy, once it has been made.
+      made: the runtime, once it has been made.
     """
 
     environ: Mapping[str, str]
@@ -102,7 +104,7 @@ class Machine:
     on: StrategyPlan | None = None
     connect: bool = True
     engine: str | None = None
-    made: tf.distribute.Strategy | None = None
+    made: TfRuntime | None = None
 
     def __post_init__(self) -> None:
         self._cluster = cluster_lib.resolve(self.environ)
@@ -123,11 +125,14 @@ class Machine:
 
     def set_up(self) -> None:
         """Sets up the devices that the bindings and flags ask for, before users' Python runs."""
-        self._set_up_for = self._decide(gin_bindings.bound("train.strategy", Recipe.strategy))
+        # For a strategy of the recipe's own, which its module makes afterwards, the devices are those of "auto".
+        asked = gin_bindings.bound("train.strategy", Recipe.strategy, reference=Recipe.strategy)
+        self._set_up_for = self._decide(asked)
         if self.deterministic:
             tf.config.experimental.enable_op_determinism()
         if self.connect:
-            self.made = _made.get(self._set_up_for) or strategy_lib.build(self._set_up_for, self._cluster)
+            made = _made.get(self._set_up_for)
+            self.made = made or TfRuntime(strategy_lib.build(self._set_up_for, self._cluster))
             if self._set_up_for.accelerator != "cpu" and self._set_up_for.kind != "multi_worker":
                 _made[self._set_up_for] = self.made
         else:
@@ -144,7 +149,7 @@ class Machine:
     def plan_of(self, recipe: Recipe) -> RunPlan:
         """The plan of a recipe on these devices; UsageError where it wants others than were set up for it."""
         devices = self._decide(recipe.strategy)
-        if self._set_up_for not in (None, devices):
+        if self._set_up_for not in (None, devices) and isinstance(recipe.strategy, str):
             raise UsageError(
                 f"devices were set up for {_described(self._set_up_for)} before the gin file's modules were imported, "
                 f"and now {_described(devices)} is wanted: bind train.strategy and gpu.* to plain values, which need "
@@ -184,7 +189,7 @@ class Machine:
         plan.check_batches(resolved)
         return resolved
 
-    def _decide(self, recipe_strategy: str) -> StrategyPlan:
+    def _decide(self, recipe_strategy: str | Callable[[], Any]) -> StrategyPlan:
         if self.on is not None:
             return self.on
         if self.engine == jax_devices.KIND:
@@ -192,9 +197,14 @@ class Machine:
                 if value is not None:
                     raise UsageError(f"{name}={value} is for --engine=tensorflow: leave it out, or give --replicas")
             return jax_devices.plan(self.replicas, self._cluster, self.environ, discover())
+        requested = self.strategy or recipe_strategy
+        if not isinstance(requested, str):
+            own = requested()
+            self.made = own if isinstance(own, TfRuntime) else TfRuntime(own)
+            return strategy_lib.describe(self.made.strategy)
         try:
             return strategy_lib.plan(
-                requested=self.strategy or recipe_strategy,
+                requested=requested,
                 replicas=self.replicas,
                 tpu=self.tpu,
                 cluster=self._cluster,

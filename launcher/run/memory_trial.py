@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import tensorflow as tf
+import numpy as np
 
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from launcher.machine import child_process
-from launcher.machine import strategy as strategy_lib
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.plan import RunPlan
@@ -148,20 +147,18 @@ def _fits(request: dict[str, object]) -> bool:
 
 
 def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setting | None]:
-    """The least that is enough for each worker, and the plan with the strategy that was made to learn it.
+    """The least that is enough for each worker, and the plan with the runtime that was made to learn it.
 
     Each value by itself: a worker that needs rematerialisation may do with fewer microbatches than one that does not.
     Where nothing is enough, here or for all, it is None.
     """
     if plan.cluster.num_workers == 1:
         return plan, mine
-    if plan.deterministic and plan.made is None:
-        tf.config.experimental.enable_op_determinism()
-    strategy = plan.made or strategy_lib.build(plan.strategy, plan.cluster)
+    runtime = session.runtime_of(plan)
     needs = [mine is None, *(int(value or 0) for value in mine or Setting())]
-    found = strategy.gather(strategy.run(lambda: tf.constant([needs], tf.int32)), axis=0)
-    nothing, *most = tf.reduce_max(found, axis=0).numpy().tolist()
-    plan = dataclasses.replace(plan, made=strategy)
+    found = runtime.workers.gather(needs, worker=plan.cluster.index, num_workers=plan.cluster.num_workers)
+    nothing, *most = np.rint(found.max(axis=0)).astype(int).tolist()
+    plan = dataclasses.replace(plan, made=runtime)
     if nothing:
         return plan, None
     return plan, next(setting for setting in settings(plan) if [int(value or 0) for value in setting] == most)

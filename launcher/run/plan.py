@@ -16,6 +16,7 @@ from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import gradients, precision, reduce_error
 from launcher.step.layers import group_size, layers_of
 from launcher.step.moving_statistics import seed_states
@@ -43,7 +44,7 @@ class RunPlan:
       rematerialize: whether layers that can compute their activations again do so; None for the model's own setting.
       full_workers: those of the whole job, of which fewer may be there.
       rows: of each replica's batch, padding included, where fewer workers cannot share the global batch evenly; else 0.
-      made: the strategy, where it had to be made before the recipe's own modules were imported; else None.
+      made: the runtime, where it had to be made before the recipe's own modules were imported; else None.
     """
 
     recipe: Recipe
@@ -64,7 +65,7 @@ class RunPlan:
     rematerialize_why: str = ""
     full_workers: int = 1
     rows: int = 0
-    made: tf.distribute.Strategy | None = None
+    made: TfRuntime | None = None
 
     @property
     def per_replica_batch_size(self) -> int:

@@ -95,7 +95,8 @@ class Recipe:
         arguments say; "auto" for only if the step does not fit without, tried as for `microbatches`.
       steps_per_loop: most steps that the device takes before the host looks again; as many as take about a second,
         by their time so far, on all workers alike. It changes no number.
-      strategy: what `--strategy` means when the flag is not given.
+      strategy: what `--strategy` means when the flag is not given; or a function, a reference without parentheses, that
+        returns a `tf.distribute.Strategy` or a `TfRuntime` of one's own.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
@@ -159,7 +160,7 @@ class Recipe:
     microbatches: int | Literal["auto"] = 1
     rematerialize: bool | Literal["auto"] | None = None
     steps_per_loop: int | Literal["auto"] = "auto"
-    strategy: str = "auto"
+    strategy: str | Callable[[], Any] = "auto"
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attention: str = "auto"

@@ -1,4 +1,4 @@
-"""A plan made real: strategy, model, optimizer, trainer and evaluator."""
+"""A plan made real: runtime, model, optimizer, trainer and evaluator."""
 
 import contextlib
 import dataclasses
@@ -22,9 +22,10 @@ from launcher.run import layer_settings
 from launcher.run.evaluator import Evaluator
 from launcher.run.plan import RunPlan, finer_shares
 from launcher.run.recipe import Recipe
-from launcher.step import freezing, initial_values, layer_policies, moving_statistics, precision, statistics
+from launcher.runtime import Runtime, initial_values
+from launcher.runtime.tensorflow import TfRuntime
+from launcher.step import freezing, layer_policies, moving_statistics, precision, statistics
 from launcher.step.clipping import Clipping
-from launcher.step.engine import Engine
 from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
@@ -46,25 +47,29 @@ class Session:
     """
 
     plan: RunPlan
-    strategy: tf.distribute.Strategy
+    runtime: Runtime
     model: keras.Model
     trainer: Trainer
     evaluator: Evaluator
-    engine: Engine | None
     notes: tuple[str, ...] = ()
 
 
-def build(plan: RunPlan, engine: Engine | None = None) -> Session:
+def build(plan: RunPlan) -> Session:
     """Builds a session in this process; the first call decides the devices, so there is one a process."""
+    return build_on(runtime_of(plan), plan)
+
+
+def runtime_of(plan: RunPlan) -> TfRuntime:
+    """TensorFlow's runtime of a plan, made unless it has been."""
     if plan.made is not None:
-        return build_on(plan.made, plan, engine)
+        return plan.made
     if plan.deterministic:
         tf.config.experimental.enable_op_determinism()
-    return build_on(strategy_lib.build(plan.strategy, plan.cluster), plan, engine)
+    return TfRuntime(strategy_lib.build(plan.strategy, plan.cluster))
 
 
-def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | None = None) -> Session:
-    """The same on a strategy that exists, with as many replicas as the plan says; an engine has them in its place."""
+def build_on(runtime: Runtime, plan: RunPlan) -> Session:
+    """The same on a runtime that exists, with as many replicas as the plan says."""
     recipe = plan.recipe
     # Names count up within a process: every build starts from the same ones. What an earlier session of this process
     # still holds is missing on a device; on a CPU Python's own collections will do.
@@ -73,7 +78,7 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
         if plan.strategy.accelerator != "cpu":
             gc.collect()
     notes: list[str] = []
-    with initial_values.scope(strategy, None if engine is None else engine.first_values):
+    with runtime.scope():
         model = build_model(plan, notes.append)
         if recipe.task.step_assigns is not None:
             for binding, instead in _unfit_for_own_step(plan):
@@ -83,31 +88,41 @@ def build_on(strategy: tf.distribute.Strategy, plan: RunPlan, engine: Engine | N
     assigns = forward_assigns(plan, model)
     plan = finer_shares(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
+    if runtime.traits.one_copy:
+        _check_one_copy(plan, [*assigns, *moving_statistics.seed_states(model)])
     of_batches = statistics_of(plan, model, assigns)
-    jit = plan.jit_compile and engine is None
+    jit = plan.jit_compile and not runtime.traits.compiles
     place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
     recipe.task.placed(place)
     if recipe.penalty is not None:
         recipe.penalty.check(model)
     trainer = Trainer(
-        strategy=strategy,
+        runtime=runtime,
         task=recipe.task,
         model=model,
         optimizer=optimizer,
         loss_scale=plan.loss_scale,
-        config=step_config(plan, optimizer),
+        config=step_config(plan, optimizer, runtime),
         total_steps=plan.total_steps,
         forward_assigns=of_batches,
         rate_multipliers=freezing.rate_multipliers(model, recipe.rate_multipliers),
         # TensorFlow refuses to read the clock inside a deterministic graph.
         measure_input_wait=not plan.deterministic,
         left_out=ALL_IN.with_ranges(recipe.skip_batches),
-        engine=engine,
     )
-    evaluator = Evaluator(strategy, model, plan, engine)
-    return Session(
-        plan=plan, strategy=strategy, model=model, trainer=trainer, evaluator=evaluator, engine=engine, notes=(*notes,)
-    )
+    evaluator = Evaluator(runtime, model, plan)
+    return Session(plan=plan, runtime=runtime, model=model, trainer=trainer, evaluator=evaluator, notes=(*notes,))
+
+
+def _check_one_copy(plan: RunPlan, assigned: Sequence[keras.Variable]) -> None:
+    """Refuses, by UsageError, what each replica would have to keep a value of its own of."""
+    name = f"train.strategy: {plan.strategy.kind} has one copy of a variable for all replicas"
+    if plan.recipe.shard != "none":
+        raise UsageError(f"{name}, and train.shard = {plan.recipe.shard!r} gives each its part; leave it out")
+    if plan.recipe.task.step_assigns is not None:
+        raise UsageError(f"{name}, and the model has a train_step of its own; take a mirrored strategy")
+    if assigned:
+        raise UsageError(f"{name}, and each assigns {assigned[0].path} in its forward pass; take a mirrored strategy")
 
 
 def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
@@ -167,7 +182,7 @@ def watch(session: Session) -> Watch | None:
 def float32_model(session: Session) -> keras.Model:
     """The session's model once more, in float32; see `float32_copy.build`."""
     plan = dataclasses.replace(session.plan, policy="float32")
-    return float32_copy.build(session.model, session.strategy, lambda: build_model(plan))
+    return float32_copy.build(session.model, session.runtime, lambda: build_model(plan))
 
 
 def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:
@@ -212,7 +227,7 @@ def build_optimizer(plan: RunPlan) -> Optimizer | Optimizers:
     return optimizer
 
 
-def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
+def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers, runtime: Runtime) -> StepConfig:
     """The configuration of one step of the plan; UsageError where recipe and optimizer both bound the gradients."""
     recipe = plan.recipe
     per_example = float(recipe.task.nominal_weight_per_example)
@@ -234,8 +249,10 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers) -> StepConfig:
         one_program=plan.is_one_program,
         seed=plan.seed,
         selects=plan.strategy.accelerator == "tpu"
+        or runtime.traits.selects
         or recipe.shard == "all"
         or (recipe.shard == "optimizer" and optimizer.reduces_shards),
+        one_copy=runtime.traits.one_copy,
         shards=1 if recipe.shard == "none" else plan.strategy.num_replicas,
         has_limits=recipe.spikes is not None and recipe.spikes.action == "skip",
     )

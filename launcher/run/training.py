@@ -17,7 +17,7 @@ from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Writers
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, compile_cache, exit_barrier, gce, tpu
+from launcher.machine import accelerators, compile_cache, exit_barrier, gce, jax_devices, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.attempts import AttemptsFile
@@ -169,7 +169,7 @@ class _Run:
     def _give_back(self) -> None:
         """Brings what a model has learnt to its own variables, where it is the caller's."""
         if self._fit.has_model:
-            self._built.trainer.bring_home()
+            self._built.runtime.bring_home()
 
     def _say(self, note: str) -> None:
         """Tells people a note, in any case where the program has changed."""
@@ -239,7 +239,7 @@ class _Run:
     def _lasting_actions(self, tell: Progress) -> list[base.Action]:
         """Actions that go on where the run goes back to an earlier checkpoint."""
         order, plan, built, note = self._order, self._plan, self._built, self._reporter.note
-        trainer, is_engine = built.trainer, built.engine is not None
+        trainer, by_jax = built.trainer, plan.strategy.kind == jax_devices.KIND
         actions: list[base.Action] = [
             base.Calls(
                 begins=lambda phase, step: tell.report(phase=phase, step=step),
@@ -258,12 +258,12 @@ class _Run:
             if (watch := session.watch(built)) is not None:
                 actions.append(base.SampleGradients(watch, self._reporter))
             if plan.recipe.replay_every:
-                actions.append(ReplaySteps(trainer, plan, is_engine=is_engine))
+                actions.append(ReplaySteps(trainer, plan))
             if trainer.own_seconds is not None and plan.cluster.num_workers > 1:
                 actions.append(WorkerTimes(trainer, plan.cluster, note=note, tell=tell))
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
-            actions.append(ProfileSteps(order.profiled, folder, note, is_engine=is_engine))
+            actions.append(ProfileSteps(order.profiled, folder, note, by_jax=by_jax))
         if order.compile_cache is not None:
             # What was compiled for the step and for the evaluation, as soon as it was.
             seal = functools.partial(compile_cache.seal_new, order.compile_cache)
@@ -326,7 +326,7 @@ class _Run:
         lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
         statistics, unused = trainer.statistics, trainer.replica_step.unused
         lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
-        lines |= {**tpu.describe(built.strategy), "results": order.model_dir}
+        lines |= {**tpu.describe(built.runtime.host.strategy), "results": order.model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ) or self._fit.verbose > 1)
         if order.trains:
             started = time.time() - self._stopwatch.seconds()["total"]

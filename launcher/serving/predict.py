@@ -14,6 +14,7 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.runtime import Rows
 from launcher.serving import answers_file
 from launcher.serving.inputs import (
     ARRAY_SUFFIXES,
@@ -125,46 +126,23 @@ def _answer_all(made: Session, records: Inputs, append: Callable[[Any], None]) -
     sys.stderr.writelines(f"{remark}\n" for remark in records.remarks())
 
 
-def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Callable:
-    """A `tf.function` that takes every replica's part of a batch and has the model answer, each replica for its own.
+def on_all_replicas(made: Session, answer: Callable[[Any, Any], Any]) -> Rows:
+    """Has the model answer every replica's part of a batch, each replica its own."""
 
-    Every new shape is traced anew, so that all of them are known: a TPU compiles nothing else.
-    """
-    write = functools.partial(answer, made.model)
-    compiled = tf.function(write, jit_compile=True) if made.plan.jit_compile else write
+    def write(batch: Any) -> Any:
+        return call_converted(answer, made.model, batch)
 
-    # Functions of their own: of a `tf.function`, MirroredStrategy would compile all replicas together; of a lambda,
-    # TPUStrategy makes a name that its own checks refuse.
+    compiles = made.plan.jit_compile and not made.runtime.traits.compiles
+    compiled = tf.function(write, jit_compile=True, autograph=False) if compiles else write
+
     def on_replica(batch: Any) -> Any:
         has_text = any(tensor.dtype == tf.string for tensor in tf.nest.flatten(batch))  # which XLA does not know
         return write(batch) if has_text else compiled(batch)
 
-    def on_all(batch: Any) -> Any:
-        return made.strategy.run(on_replica, args=(batch,))
-
-    return tf.function(on_all)
+    return made.runtime.rows(on_replica)
 
 
 def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mapping[str, np.ndarray]], Any]:
     """A function of a batch, of rows divisible by the replicas, that has the model `answer` it, in NumPy arrays."""
-    if made.engine is not None:
-        return functools.partial(made.engine.answer, lambda batch: call_converted(answer, made.model, batch))
-    strategy, on_all = made.strategy, on_all_replicas(made, answer)
-
-    def gathered(output: Any) -> np.ndarray:
-        return np.concatenate([part.numpy() for part in strategy.experimental_local_results(output)])
-
-    def write(inputs: Mapping[str, np.ndarray]) -> Any:
-        return tf.nest.map_structure(gathered, on_all(parts(strategy, inputs)))
-
-    return write
-
-
-def parts(strategy: tf.distribute.Strategy, inputs: Mapping[str, np.ndarray]) -> Any:
-    """The batch with its rows divided among the replicas, in their order."""
-
-    def part(context: tf.distribute.experimental.ValueContext) -> dict[str, tf.Tensor]:
-        each, number = context.num_replicas_in_sync, context.replica_id_in_sync_group
-        return {name: tf.constant(np.split(array, each)[number]) for name, array in inputs.items()}
-
-    return strategy.experimental_distribute_values_from_function(part)
+    run = on_all_replicas(made, answer).begin()
+    return lambda inputs: run(made.runtime.batch_of(inputs))

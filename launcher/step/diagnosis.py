@@ -11,7 +11,6 @@ from launcher.errors.user_code import defined_at
 from launcher.reporting.units import first
 from launcher.step import gradients
 from launcher.step.trainer import Trainer
-from launcher.step.workers import on_replicas
 from launcher.tasks.base import loss_sums, mean_weight
 
 
@@ -25,9 +24,7 @@ class Diagnosis:
         self._trainer = trainer
         self._data = data
         self._float_keys: tuple[str, ...] = ()
-        self._non_finite = on_replicas(trainer.strategy, trainer.replica_step.non_finite)
-        self._non_finite_rows = on_replicas(trainer.strategy, self._flag_rows)
-        self._weights = on_replicas(trainer.strategy, self._weight_of_whole_and_halves)
+        self._host = trainer.runtime.host
 
     def non_finite_gradients(self, step: int | None = None, scale: float | None = None) -> str:
         """Says which layers' gradients are not finite on the batch of a skipped step, and on which replica.
@@ -41,7 +38,7 @@ class Diagnosis:
         batch = self._batch_of(step)
         counters.step.assign(step - 1)  # at home since there is a batch
         counters.scale.scale.assign(present if scale is None else scale)
-        rows = self._on_host(self._non_finite(batch))
+        rows = self._host.call(self._trainer.replica_step.non_finite, batch)
         counters.step.assign(last)
         counters.scale.scale.assign(present)
         names = [variable.path for variable in self._trainer.model.trainable_variables]
@@ -64,7 +61,7 @@ class Diagnosis:
         is_own_step = self._trainer.task.step_assigns is not None  # which is weighed by its examples
         if is_own_step or not 0 < weight < 0.75 * examples or reads_once(self._data):
             return
-        sums = self._on_host(self._weights(self._batch_of(self._trainer.step)))
+        sums = self._host.call(self._weight_of_whole_and_halves, self._batch_of(self._trainer.step))
         if sums[1] > 1.5 * sums[0]:
             raise mean_weight(defined_at(self._trainer.task.loss), weight, examples)
 
@@ -72,9 +69,8 @@ class Diagnosis:
         """Says where the batch of a step holds numbers that are not finite; None if it holds none."""
         if reads_once(self._data):
             return None
-        found = np.argwhere(
-            self._on_host(self._non_finite_rows(self._batch_of(step)))
-        )  # of key and row of the global batch
+        # Of key and row of the global batch.
+        found = np.argwhere(self._host.call(self._flag_rows, self._batch_of(step)))
         if not len(found):
             return None
         key, row = self._float_keys[found[0][0]], int(found[0][1])
@@ -86,22 +82,16 @@ class Diagnosis:
 
     def _batch_of(self, step: int) -> Any:
         """The global batch of a step, counted from 1, made once more."""
-        self._trainer.bring_home()
-        return next(self._trainer.batches_at_home(self._data, step - 1))
-
-    def _on_host(self, value: Any) -> np.ndarray:
-        """What every replica has alike."""
-        return self._trainer.strategy.experimental_local_results(value)[0].numpy()
+        self._trainer.runtime.bring_home()
+        return next(self._trainer.batches(self._data, step - 1, runtime=self._host))
 
     def _flag_rows(self, batch: Batch) -> tf.Tensor:
         """float32 [keys with floating-point values, rows of the global batch]: 1 where a value is not finite."""
         self._float_keys = tuple(sorted(key for key, value in batch.items() if value.dtype.is_floating))
         flat = [tf.reshape(batch[key], [batch[key].shape[0], -1]) for key in self._float_keys]
         flags = tf.stack([tf.reduce_any(~tf.math.is_finite(value), axis=1) for value in flat])
-        context = tf.distribute.get_replica_context()
-        mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-        (rows,) = gradients.reduce_sum([mine[None, :, None] * tf.cast(flags, tf.float32)[:, None, :]])
-        return tf.reshape(rows, [len(self._float_keys), -1])
+        rows = gradients.of_each_replica(tf.cast(flags, tf.float32))
+        return tf.reshape(tf.transpose(rows, [1, 0, 2]), [len(self._float_keys), -1])
 
     def _weight_of_whole_and_halves(self, batch: Batch) -> tf.Tensor:
         middle = batch[WEIGHT].shape[0] // 2

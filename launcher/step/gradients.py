@@ -110,6 +110,14 @@ def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCK
 
 
 @no_autograph
+def of_each_replica(tensor: tf.Tensor) -> tf.Tensor:
+    """What each replica gives, finite float32, on all of them: [replicas, ...]."""
+    context = tf.distribute.get_replica_context()
+    mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    return reduce_sum([tf.reshape(mine, [-1, *[1] * tensor.shape.rank]) * tensor[None]])[0]
+
+
+@no_autograph
 def by_rows(loss: tf.Tensor, weight: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Sums over all replicas as they are where the weight of their mean is the number of their rows."""
     (rows,) = reduce_sum([tf.reduce_sum(batch[WEIGHT])])

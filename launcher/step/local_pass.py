@@ -19,10 +19,10 @@ from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
 from launcher.step.moving_statistics import seed_states
-from launcher.step.statistics import Statistic, is_overwritten, moving, present
-from launcher.step.step_config import StepConfig
+from launcher.step.statistics import is_overwritten, moving, present
+from launcher.step.step_config import StepConfig, StepParts
 from launcher.tasks import cross_entropy, dropout
-from launcher.tasks.base import Task, loss_sums, real_rows
+from launcher.tasks.base import loss_sums, real_rows
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
 """Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
@@ -50,8 +50,6 @@ class LocalPass:
     """The forward and backward pass of one replica; in replica context, without any collective.
 
     Args:
-      task, model, config: as in `ReplicaStep`.
-      statistics: what the model's forward pass assigns, see `launcher.step.statistics`.
       watch: what else the loss is differentiated by.
 
     Attributes:
@@ -60,30 +58,19 @@ class LocalPass:
       metric_sizes: numbers of each metric, 1 for a scalar, once the step is traced.
     """
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        model: keras.Model,
-        config: StepConfig,
-        statistics: Sequence[Statistic],
-        watch: Watch | None = None,
-    ):
-        self._task = task
-        self._model = model
-        self._config = config
-        self._watch = watch
-        self._weights = list(model.trainable_variables)
-        self._seeds = seed_states(model)
-        self.moving = moving(statistics, self._weights)
+    def __init__(self, parts: StepParts, watch: Watch | None = None):
+        self._task, self._model, self._config, self._watch = parts.task, parts.model, parts.config, watch
+        self._weights = list(self._model.trainable_variables)
+        self._seeds = seed_states(self._model)
+        self.moving = moving(parts.statistics, self._weights)
         self._overwriting: set[int] = set()
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
         self._forward_backward: Any = self._differentiate  # or a tf.function of it
-        if config.jit_compile:
+        if self._config.jit_compile:
             self._forward_backward = tf.function(self._differentiate, jit_compile=True, autograph=False)
-        elif config.microbatches > 1:
+        elif self._config.microbatches > 1:
             self._forward_backward = tf.function(self._differentiate, autograph=False)
 
     def __call__(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
@@ -235,6 +222,12 @@ def _sizes(tensor: tf.Tensor) -> list[int | tf.Tensor]:
 def num_replicas() -> int:
     """Over which the step is reduced."""
     return tf.distribute.get_replica_context().num_replicas_in_sync
+
+
+@no_autograph
+def is_first_replica() -> bool:
+    """Whether what is traced is the first replica's, where each is traced by itself."""
+    return tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group) == 0
 
 
 class OwnTime:

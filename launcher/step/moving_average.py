@@ -1,15 +1,15 @@
 """Exponential moving average of a model's weights: in float32, moved only by steps that were applied."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers.weight_shards import WeightShard, shard_of
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import gradients
-from launcher.step.workers import on_replicas
 
 
 class MovingAverage:
@@ -61,7 +61,7 @@ class MovingAverage:
             average.assign_add((tf.cast(weight.value, tf.float32) - average) * (1.0 - decay))
 
     @contextlib.contextmanager
-    def in_place_of_weights(self, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    def in_place_of_weights(self, runtime: TfRuntime) -> Iterator[None]:
         """Inside the block the model has the averaged weights; afterwards its own again, bit for bit.
 
         After an error of TensorFlow's runtime it keeps the averaged ones.
@@ -69,7 +69,7 @@ class MovingAverage:
         if not self._averages:
             yield
             return
-        swap = self.swapping(strategy)
+        swap = runtime.on_copies(self.swap)
         swap()
         try:
             yield
@@ -80,11 +80,8 @@ class MovingAverage:
             raise
         swap()
 
-    def swapping(self, strategy: tf.distribute.Strategy) -> Callable[[], None]:
-        """A `tf.function` that exchanges weights and averages on every replica."""
-        return on_replicas(strategy, self._swap)
-
-    def _swap(self) -> None:
+    def swap(self) -> None:
+        """Exchanges weights and averages, in replica context."""
         for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
             # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
             # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -26,10 +26,8 @@ from launcher.step.clipping import Clipping
 from launcher.step.local_pass import LocalSums, num_replicas, set_seeds
 from launcher.step.moving_average import MovingAverage
 from launcher.step.moving_statistics import seed_states
-from launcher.step.precision import LossScale
-from launcher.step.state import Counters
 from launcher.step.statistics import Statistic, is_overwritten, moving, present
-from launcher.step.step_config import StepConfig
+from launcher.step.step_config import StepParts
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update
 from launcher.tasks.keras_model import KerasTask
@@ -40,30 +38,15 @@ _NO_AVERAGE = MovingAverage([], None)
 
 
 class OwnStep:
-    """The training step of one replica, as `ReplicaStep`, of a task whose model has one of its own.
+    """The training step of one replica, as `ReplicaStep`, of a task whose model has one of its own."""
 
-    Args:
-      statistics: what the step assigns but trained weights, see `launcher.step.statistics`.
-    """
-
-    def __init__(
-        self,
-        *,
-        task: KerasTask,
-        model: keras.Model,
-        optimizer: Optimizers,
-        loss_scale: LossScale,
-        counters: Counters,
-        ema: MovingAverage,
-        config: StepConfig,
-        statistics: Sequence[Statistic],
-    ):
-        self._task, self._optimizers = task, optimizer
-        self._loss_scale, self._counters, self._ema, self._config = loss_scale, counters, ema, config
-        self._weights = list(model.trainable_variables)
-        self._assigned = [one for one in self._weights if id(one) in {*map(id, task.step_assigns or ())}]
-        self._seeds = [*seed_states(model), task.own_steps.seeds.state]
-        self._moving = moving(statistics, self._weights)
+    def __init__(self, parts: StepParts):
+        self._parts, self._task, self._optimizers = parts, cast(KerasTask, parts.task), parts.optimizer
+        self._counters, self._config = parts.counters, parts.config
+        self._weights = list(parts.model.trainable_variables)
+        self._assigned = [one for one in self._weights if id(one) in {*map(id, self._task.step_assigns or ())}]
+        self._seeds = [*seed_states(parts.model), self._task.own_steps.seeds.state]
+        self._moving = moving(parts.statistics, self._weights)
         self.metric_names: tuple[str, ...] = ()
         self.metric_sizes: tuple[int, ...] = ()
         self.unused: frozenset[int] = frozenset()
@@ -78,7 +61,7 @@ class OwnStep:
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         before = present(self._moving)
         num_real = tf.reduce_sum(batch[WEIGHT])
-        verdicts = Verdicts(self._weights, self._optimizers, config, counters, num_real)
+        verdicts = Verdicts(self._parts, num_real)
         verdicts.keep(self._assigned)
         set_seeds(self._seeds, config, step)
         loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
@@ -90,8 +73,8 @@ class OwnStep:
         sums = tf.nest.pack_sequence_as(local, sums)
         judged = verdicts.judged()
         self._put_back(before)
-        verdicts.end(judged, list(zip(self._moving, sums.moving, strict=True)), self._ema)
-        counters.advance(self._loss_scale, judged, scale)
+        verdicts.end(judged, list(zip(self._moving, sums.moving, strict=True)))
+        counters.advance(self._parts.loss_scale, judged, scale)
         return StepReport(
             loss=sums.loss,
             weight=sums.weight,
@@ -121,13 +104,11 @@ class OwnStep:
         """As of `ReplicaStep`."""
         before = present(self._moving)
         num_real = tf.reduce_sum(batch[WEIGHT])
-        verdicts = Verdicts(self._weights, self._optimizers, self._config, self._counters, num_real, looks_only=True)
+        verdicts = Verdicts(self._parts, num_real, looks_only=True)
         set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))
         self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
         self._put_back(before)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        mine = tf.one_hot(replica, num_replicas())[:, None] * verdicts.flags_sent[None, :]
-        (rows,) = gradients.reduce_sum([mine])
+        rows = gradients.of_each_replica(verdicts.flags_sent)
         return tf.concat([rows, verdicts.flags_summed[None, :]], axis=0)
 
 
@@ -145,23 +126,15 @@ class Verdicts:
       flags_sent, flags_summed: float32 [weights], 1 where this replica's gradient, or the sum of all, is not finite.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[keras.Variable],
-        optimizers: Optimizers,
-        config: StepConfig,
-        counters: Counters,
-        num_real: tf.Tensor,
-        *,
-        looks_only: bool = False,
-    ):
-        self._weights, self._num_real = weights, num_real
+    def __init__(self, parts: StepParts, num_real: tf.Tensor, *, looks_only: bool = False):
+        self._parts, self._weights, self._num_real = parts, list(parts.model.trainable_variables), num_real
         self._positions = {id(weight): position for position, weight in enumerate(self._weights)}
-        self._optimizers, self._config, self._counters = optimizers, config, counters
-        self._scale = tf.convert_to_tensor(counters.scale.scale)
+        self._optimizers: Optimizers = parts.optimizer
+        self._config = parts.config
+        self._scale = tf.convert_to_tensor(parts.counters.scale.scale)
         # What the gradients of a mean over the examples are multiplied by. A replica without any may have gradients of
         # others' losses, by synchronised statistics.
-        self._share = self._scale / config.nominal_weight * tf.maximum(num_real, 1.0)
+        self._share = self._scale / parts.config.nominal_weight * tf.maximum(num_real, 1.0)
         self._looks_only = looks_only
         self._checked: list[gradients.Checked] = []
         self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
@@ -224,20 +197,27 @@ class Verdicts:
             self._before.setdefault(id(variable), (variable.value, tf.identity(variable.value)))
 
     def _change(
-        self, checked: gradients.Checked, trained: Sequence[Trained], part: Any, rate: tf.Tensor, clipping: Clipping
+        self,
+        checked: gradients.Checked,
+        trained: Sequence[Trained],
+        part: Any,
+        rate: tf.Tensor,
+        clipping: Clipping,
+        *,
+        moving: Sequence[tuple[Statistic, tf.Tensor]] = (),
+        ema: MovingAverage = _NO_AVERAGE,
     ) -> Change:
         return Change(
             trained=trained,
             checked=checked,
             num_weights=len(self._weights),
-            moving=[],
+            moving=moving,
             num_microbatches=num_replicas(),
-            step=tf.convert_to_tensor(self._counters.step),
+            step=tf.convert_to_tensor(self._parts.counters.step),
             learning_rate=rate,
-            optimizer=part,
-            ema=_NO_AVERAGE,
-            counters=self._counters,
-            config=dataclasses.replace(self._config, clipping=clipping),
+            parts=dataclasses.replace(
+                self._parts, optimizer=part, ema=ema, config=dataclasses.replace(self._config, clipping=clipping)
+            ),
         )
 
     def _so_far(self, of: Any) -> tf.Tensor:
@@ -252,10 +232,9 @@ class Verdicts:
             [], norm, self._so_far(lambda one: one.finite), empty, self._so_far(lambda one: one.applied)
         )
 
-    def end(self, judged: gradients.Checked, moving: Sequence[tuple[Statistic, tf.Tensor]], ema: MovingAverage) -> None:
+    def end(self, judged: gradients.Checked, moving: Sequence[tuple[Statistic, tf.Tensor]]) -> None:
         """Moves the moving statistics and averages, or puts back what the step has updated already."""
-        change = self._change(judged, [], None, self.learning_rate, Clipping())
-        change = dataclasses.replace(change, moving=moving, ema=ema)
+        change = self._change(judged, [], None, self.learning_rate, Clipping(), moving=moving, ema=self._parts.ema)
 
         def make() -> tf.Tensor:
             change.move_averages()

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import gin
 import keras
-import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
@@ -174,23 +173,6 @@ def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
         if value is None or isinstance(value, (bool, int, float, str))
     }
     return {"policy": policy, "loss_scale": {"kind": type(loss_scale).__name__, "arguments": arguments}}
-
-
-def could_have_left(loss_scale: LossScale, state: ScaleState, skipped_steps: int) -> bool:
-    """Whether a loss scale can have come to a state of numbers after so many skipped steps, for checkpoints that do not
-    record which one did; one of a class of the user's is taken to.
-    """
-    if isinstance(loss_scale, FixedLossScale):
-        return bool(state.scale == np.float32(loss_scale.scale) and state.hysteresis_left == 0)
-    if not isinstance(loss_scale, DynamicLossScale):
-        return True
-    fallen = state.scale < np.float32(loss_scale.initial_scale) or state.hysteresis_left < loss_scale.hysteresis
-    return bool(
-        np.float32(loss_scale.min_scale) <= state.scale <= np.float32(loss_scale.max_scale)
-        and state.hysteresis_left <= loss_scale.hysteresis
-        and state.finite_steps < loss_scale.growth_interval
-        and (skipped_steps > 0 or not fallen)
-    )
 
 
 def resolve_reduce_dtype(requested: str, policy: str) -> tf.DType:

@@ -1,13 +1,20 @@
-"""StepConfig: what one training step does, apart from the model."""
+"""StepConfig: what one training step does, apart from the model; StepParts: all that it works on."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.step.clipping import Clipping
+from launcher.step.counters import Counters
+from launcher.step.moving_average import MovingAverage
+from launcher.step.precision import LossScale
 from launcher.step.regularization import Penalty
+from launcher.step.statistics import Statistic
+from launcher.tasks.base import Task
 from launcher.tasks.cross_entropy import WHOLE, LossChunks
 
 
@@ -35,6 +42,7 @@ class StepConfig:
       seed: base of all random numbers drawn inside the model.
       selects: whether `tf.where` keeps what a skipped step must not change, instead of `tf.cond`: on a TPU, where both
         branches of a conditional are computed, and where the update has collectives of its own.
+      one_copy: whether all replicas have one copy of each variable, which the first of them changes.
       shards: replicas among which the optimizer's state is shared out; 1 where each holds all of it.
       has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
@@ -56,6 +64,7 @@ class StepConfig:
     one_program: bool = False
     seed: int
     selects: bool = False
+    one_copy: bool = False
     shards: int = 1
     has_limits: bool = False
 
@@ -70,3 +79,22 @@ class StepConfig:
         Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.
         """
         return self.selects and not self.clipping.needs_wholes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """All that one step works on.
+
+    Attributes:
+      optimizer: an `Optimizer`, or `Optimizers` of a model that has a step of its own.
+      statistics: what the model's forward pass assigns, see `launcher.step.statistics`.
+    """
+
+    task: Task
+    model: keras.Model
+    optimizer: Any
+    loss_scale: LossScale
+    counters: Counters
+    ema: MovingAverage
+    config: StepConfig
+    statistics: Sequence[Statistic]

@@ -11,20 +11,13 @@ conditional.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 
 from launcher.data.pipeline import Batch
-from launcher.optimizers import Optimizer
 from launcher.step import gradients, overflow
-from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, num_replicas
-from launcher.step.moving_average import MovingAverage
-from launcher.step.precision import LossScale
-from launcher.step.state import Counters
-from launcher.step.statistics import Statistic
-from launcher.step.step_config import StepConfig
+from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, is_first_replica, num_replicas
+from launcher.step.step_config import StepParts
 from launcher.step.updates import Change, Trained, update
-from launcher.tasks.base import Task
 
 
 class StepReport(NamedTuple):
@@ -51,9 +44,9 @@ class StepReport(NamedTuple):
     learning_rate: tf.Tensor
     non_finite: tuple[tf.Tensor, ...]
 
-    def flat(self, *more: tf.Tensor) -> tf.Tensor:
-        """All of it as one float32 vector, see `ReplicaStep.report_names`, and `more` float32 scalars after it."""
-        values = [*tf.nest.flatten(self), *more]
+    def flat(self) -> tf.Tensor:
+        """All of it as one float32 vector, see `ReplicaStep.report_names`."""
+        values = tf.nest.flatten(self)
         # Small operations are what a small model's step costs: no reshape where nothing needs one.
         if all(value.shape.rank == 0 for value in values):
             return tf.stack(values)
@@ -76,33 +69,14 @@ class ReplicaStep:
     """The training step of one replica, to be run by `strategy.run`.
 
     Args:
-      statistics: what the model's forward pass assigns, see `launcher.step.statistics`.
       watch: what else the loss is differentiated by; see `first_microbatch`.
       own_time: counts this worker's own time, if that is to be known.
     """
 
-    def __init__(
-        self,
-        *,
-        task: Task,
-        model: keras.Model,
-        optimizer: Optimizer,
-        loss_scale: LossScale,
-        counters: Counters,
-        ema: MovingAverage,
-        config: StepConfig,
-        statistics: Sequence[Statistic],
-        watch: Watch | None = None,
-        own_time: OwnTime | None = None,
-    ):
-        self._task, self._own_time = task, own_time
-        self._optimizer = optimizer
-        self._loss_scale = loss_scale
-        self._counters = counters
-        self._ema = ema
-        self._config = config
-        self._weights = list(model.trainable_variables)
-        self._pass = LocalPass(task=task, model=model, config=config, statistics=statistics, watch=watch)
+    def __init__(self, parts: StepParts, *, watch: Watch | None = None, own_time: OwnTime | None = None):
+        self._parts, self._config, self._counters, self._own_time = parts, parts.config, parts.counters, own_time
+        self._weights = list(parts.model.trainable_variables)
+        self._pass = LocalPass(parts, watch)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -130,7 +104,7 @@ class ReplicaStep:
         wire = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
         sums = self._reduce(local._replace(gradients=wire, watched=[]))
         checked = self._unscale_and_check(sums, trained, scale)
-        learning_rate = self._optimizer.learning_rate(tf.cast(step, tf.float32))
+        learning_rate = self._parts.optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
             trained=trained,
             checked=checked,
@@ -139,15 +113,14 @@ class ReplicaStep:
             num_microbatches=config.num_parts(num_replicas()),
             step=step,
             learning_rate=learning_rate,
-            optimizer=self._optimizer,
-            ema=self._ema,
-            counters=counters,
-            config=config,
+            parts=self._parts,
         )
-        non_finite = update(change)
-        counters.advance(self._loss_scale, checked, scale)
+        changes = not config.one_copy or is_first_replica()
+        non_finite = update(change) if changes else change.no_flags()
+        if changes:
+            counters.advance(self._parts.loss_scale, checked, scale)
         shown = sums.loss, sums.weight
-        loss, weight = gradients.by_rows(*shown, batch) if self._task.shows_rows else shown
+        loss, weight = gradients.by_rows(*shown, batch) if self._parts.task.shows_rows else shown
         return StepReport(
             loss=loss,
             weight=weight,
@@ -166,7 +139,7 @@ class ReplicaStep:
 
     def _trained(self) -> list[Trained]:
         """The weights that the loss depends on, once the pass is traced."""
-        weights = zip(self._weights, self._optimizer.shards, strict=True)
+        weights = zip(self._weights, self._parts.optimizer.shards, strict=True)
         return [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.unused]
 
     def _reduce(self, local: LocalSums) -> LocalSums:
@@ -220,9 +193,7 @@ class ReplicaStep:
         sums = tf.stack([tf.reduce_sum(tf.cast(tf.bitcast(one, tf.int32), tf.int64)) for one in found])
         sums += flip * tf.one_hot(0, len(found), dtype=tf.int64)
         halves = tf.stack([tf.math.floormod(sums, 2**16), tf.math.floormod(sums // 2**16, 2**16)], axis=1)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        mine = tf.one_hot(replica, num_replicas())[:, None, None] * tf.cast(halves, tf.float32)[None]
-        return gradients.reduce_sum([mine])[0]
+        return gradients.of_each_replica(tf.cast(halves, tf.float32))
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """Which gradients of the step that this batch belongs to are not finite, and on which replica.
@@ -239,8 +210,6 @@ class ReplicaStep:
         counters = self._counters
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
         sent = gradients.to_reduce_dtype(self._pass(batch, scale, step).gradients, self._config.reduce_dtype)
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        mine = tf.one_hot(replica, num_replicas())[:, None] * overflow.flags(sent)[None, :]
-        (rows,) = gradients.reduce_sum([mine])
+        rows = gradients.of_each_replica(overflow.flags(sent))
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)

@@ -1,34 +1,35 @@
 """N training steps on the device."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches, share_of_host
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.reporting.units import first
-from launcher.step import flops, initial_values, overflow, summation
-from launcher.step.engine import Engine
+from launcher.runtime import Runtime, initial_values
+from launcher.runtime.batches import share_of_host
+from launcher.runtime.traits import Training
+from launcher.step import flops, overflow
+from launcher.step.counters import Counters
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.moving_statistics import candidates, is_moving
 from launcher.step.own_step import OwnStep
 from launcher.step.precision import LossScale
-from launcher.step.state import LIMITS, SCALE, Counters, State
+from launcher.step.state import State
 from launcher.step.statistics import Statistic, is_overwritten, usual
-from launcher.step.step_config import StepConfig
+from launcher.step.step_config import StepConfig, StepParts
 from launcher.step.train_step import ReplicaStep
-from launcher.step.workers import Workers
 from launcher.tasks.base import Task
-from launcher.tasks.keras_model import KerasTask
 
 
 class StepRecords(NamedTuple):
@@ -60,9 +61,9 @@ class Trainer:
     """Owns the model, the optimizer and the counters of a run, and trains them a number of steps at a time.
 
     Args:
-      strategy: where replicas live. The caller has set the global dtype policy.
+      runtime: the replicas. The caller has set the global dtype policy.
       task: model, data and loss.
-      model, optimizer: built under `strategy.scope()`.
+      model, optimizer: built under `runtime.scope()`.
       loss_scale: see `launcher.step.precision`.
       config: what one step does.
       total_steps: length of the run, for the schedules.
@@ -70,12 +71,10 @@ class Trainer:
       rate_multipliers: see `Optimizer.build`.
       measure_input_wait: time how long each step waits for its batch; else it is reported as 0.
       left_out: batches that no step is trained on. Kept as an attribute, which takes effect with the next `batches`.
-      engine: what runs the steps in the place of TensorFlow, if anything does.
 
     Attributes:
       num_replicas: of all workers.
       state: what a checkpoint holds of it.
-      workers: the other workers of the run, to be asked between two loops.
       loop_steps: steps of the last call of `train`, also of one that failed.
       last_seen: step and loss scale after the last call of `train`, for when the devices are gone.
     """
@@ -83,7 +82,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        strategy: tf.distribute.Strategy,
+        runtime: Runtime,
         task: Task,
         model: keras.Model,
         optimizer: Optimizer | Optimizers,
@@ -94,60 +93,51 @@ class Trainer:
         rate_multipliers: Sequence[float] | None = None,
         measure_input_wait: bool = True,
         left_out: LeftOut = ALL_IN,
-        engine: Engine | None = None,
     ):
-        self.strategy = strategy
-        self.num_replicas = strategy.num_replicas_in_sync if engine is None else engine.num_replicas
-        self._engine = engine
+        self.runtime = runtime
+        self.num_replicas, self.workers = runtime.num_replicas, runtime.workers
         self.model = model
         self.optimizer = optimizer
         self.config = config
         self.left_out = left_out
         self.loop_steps = 0
         self.last_seen: tuple[int, float] | None = None
-        self._assigned = list(map(usual, candidates(model)) if forward_assigns is None else forward_assigns)
-        self.statistics = [one.variable for one in self._assigned]
-        self._clock = tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64)
-        if engine is not None and engine.first_values is not None:
-            initial_values.settle(engine.first_values, model, config.shards)
-        with initial_values.scope(strategy):
+        assigned = list(map(usual, candidates(model)) if forward_assigns is None else forward_assigns)
+        self.statistics = [one.variable for one in assigned]
+        if runtime.first_values is not None:
+            initial_values.settle(runtime.first_values, model, config.shards)
+        with runtime.host.scope():
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)
             averaged = [one for one in model.trainable_variables if not is_overwritten(one)]
             averaged += filter(is_moving, self.statistics)
             self.ema = MovingAverage(averaged, config.ema_decay, config.shards)
             self.ema.build()
-            self.workers = Workers.of(strategy) if engine is None else engine.workers
-            timed = measure_input_wait and self.workers.are_several and engine is None
+            timed = measure_input_wait and self.workers.are_several and runtime.host is runtime
             self._own_time = OwnTime() if timed else None
-        self.state = State(
-            strategy=strategy,
-            workers=self.workers,
+        self._parts = StepParts(
+            task=task,
             model=model,
             optimizer=optimizer,
-            ema=self.ema,
-            counters=self.counters,
             loss_scale=loss_scale,
-            engine=engine,
+            counters=self.counters,
+            ema=self.ema,
+            config=config,
+            statistics=assigned,
         )
-        self.task, self._loss_scale = task, loss_scale
-        self.replica_step = self._step()
+        self.state = State(runtime, self._parts)
+        self.task = task
+        self.replica_step: ReplicaStep | OwnStep
+        self.replica_step = OwnStep(self._parts) if isinstance(optimizer, Optimizers) else self.step_of(model)
         self._graph: tf.Graph | None = None
         self._spec: Any = None  # of the batches of one replica
-        self._run_steps = summation.in_order(self._run_steps_in_graph, strategy)
-
-    def _step(self) -> ReplicaStep | OwnStep:
-        if not isinstance(self.optimizer, Optimizers):
-            return self.step_of(self.model)
-        return OwnStep(
-            task=cast(KerasTask, self.task),
-            model=self.model,
-            optimizer=self.optimizer,
-            loss_scale=self._loss_scale,
-            counters=self.counters,
-            ema=self.ema,
-            config=self.config,
-            statistics=self._assigned,
+        self._loop = runtime.loop(
+            lambda batch: self.replica_step(batch).flat(),
+            Training(
+                microbatches=config.microbatches,
+                seed=config.seed,
+                clock=tf.timestamp if measure_input_wait else lambda: tf.constant(0.0, tf.float64),
+            ),
         )
 
     def step_of(self, model: keras.Model, watch: Watch | None = None) -> ReplicaStep:
@@ -158,82 +148,54 @@ class Trainer:
         if isinstance(self.optimizer, Optimizers):
             raise UsageError("a model's own train_step cannot be looked into: write a task, see docs/own_task.md")
         others = dict(zip(map(id, self.model.weights), model.weights, strict=True))
-        return ReplicaStep(
-            task=self.task,
-            model=model,
-            optimizer=self.optimizer,
-            loss_scale=self._loss_scale,
-            counters=self.counters,
-            ema=self.ema,
-            config=self.config,
-            statistics=[one._replace(variable=others.get(id(one.variable), one.variable)) for one in self._assigned],
-            watch=watch,
-            own_time=self._own_time if watch is None else None,
-        )
+        statistics = [
+            one._replace(variable=others.get(id(one.variable), one.variable)) for one in self._parts.statistics
+        ]
+        parts = dataclasses.replace(self._parts, model=model, statistics=statistics)
+        return ReplicaStep(parts, watch=watch, own_time=self._own_time if watch is None else None)
 
     @property
     def step(self) -> int:
         """Steps done, skipped ones included."""
-        return int(self.state.value("counters/step", self.counters.step))
+        return int(self.runtime.read(self.counters.step))
 
     @property
     def skipped_steps(self) -> int:
-        return int(self.state.value("counters/skipped", self.counters.skipped))
+        return int(self.runtime.read(self.counters.skipped))
 
     @property
     def loss_scale(self) -> float:
         """The scale the next step will use."""
-        return float(self.state.value(f"{SCALE}scale", self.counters.scale.scale))
+        return float(self.runtime.read(self.counters.scale.scale))
 
     @property
     def skips_at_floor(self) -> int:
         """Consecutive skipped steps at a scale that cannot fall further."""
-        return int(self.state.value(f"{SCALE}skips_at_floor", self.counters.scale.skips_at_floor))
+        return int(self.runtime.read(self.counters.scale.skips_at_floor))
 
     def limit(self, loss: float, gradient_norm: float) -> None:
         """Sets the mean loss and the gradient norm above which steps are skipped, on every replica."""
-        if self.counters.limits is not None and self._engine is not None and self._engine.holds:
-            self._engine.put(LIMITS, np.array([loss, gradient_norm], np.float32))
-        elif self.counters.limits is not None:
-            self.counters.limits.assign([loss, gradient_norm])
+        if self.counters.limits is not None:
+            self.runtime.write(self.counters.limits, np.array([loss, gradient_norm], np.float32))
 
-    def take_state(self) -> None:
-        """Has an engine's devices hold the state, if there is an engine; the variables are not looked at from then."""
-        if self._engine is not None:
-            self._engine.take_state()
+    def batches(self, data: Data, start_step: int | None = None, *, runtime: Runtime | None = None) -> Iterator:
+        """Batches for `train`, starting at the data position of the current step or of another one.
 
-    def bring_home(self) -> None:
-        """Has the model, the optimizer and the counters the values that the last step gave them, before they are used
-        or changed by anything but `train` and `state`.
+        Args:
+          runtime: another one that is to run something on them; None for the trainer's.
         """
-        if self._engine is not None:
-            self._engine.bring_home()
-
-    def batches(self, data: Data, start_step: int | None = None) -> Iterator:
-        """Batches for `train`, starting at the data position of the current step or of another one."""
-        start = self.step if start_step is None else start_step
-        if self._engine is None:
-            return self.batches_at_home(data, start)
-        return self._batches(self._engine.distribute, self.num_replicas, data, start)
-
-    def batches_at_home(self, data: Data, start_step: int) -> Iterator:
-        """The same batches for what runs in TensorFlow on the strategy's replicas, whatever runs the steps."""
-        distribute = functools.partial(distribute_batches, self.strategy)
-        return self._batches(distribute, self.strategy.num_replicas_in_sync, data, start_step)
-
-    def _batches(self, distribute: Callable[..., Iterable], replicas: int, data: Data, start_step: int) -> Iterator:
-        config, make = self.config, data.train_batches
-        rows = rows_of_replica(data, config.global_batch_size, replicas, config.microbatches)
+        config, make, runtime = self.config, data.train_batches, runtime or self.runtime
+        rows = rows_of_replica(data, config.global_batch_size, runtime.num_replicas, config.microbatches)
         if config.shared_by:
             each = config.rows * config.microbatches
-            rows = -(-config.global_batch_size // (replicas * each)) * each
+            rows = -(-config.global_batch_size // (runtime.num_replicas * each)) * each
             make = functools.partial(share_of_host, make, config.shared_by)
-        batches = distribute(
+        batches = runtime.batches(
             make,
             global_batch_size=config.global_batch_size,
             rows=rows,
-            seed=self.config.seed,
-            start_step=start_step,
+            seed=config.seed,
+            start_step=self.step if start_step is None else start_step,
             left_out=self.left_out,
         )
         return exit_barrier.keep(iter(batches))
@@ -256,11 +218,8 @@ class Trainer:
         Returns:
           The names of the task's metrics.
         """
-        if self._engine is None:
-            self._graph = self._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)).graph
-            self._spec = getattr(batches, "element_spec", None) if self.num_replicas == 1 else None
-        else:
-            self._graph = self._engine.prepare()
+        self._graph = self._loop.trace(batches)
+        self._spec = getattr(batches, "element_spec", None) if self.num_replicas == 1 else None
         return self.replica_step.metric_names
 
     def matrix_flops(self) -> flops.Flops | None:
@@ -268,11 +227,12 @@ class Trainer:
         if self._graph is None:
             return None
         microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
-        found, times = flops.count(self._graph, [1, *microbatches]), 1 / len(self.strategy.extended.worker_devices)
+        strategy = self.runtime.host.strategy
+        found, times = flops.count(self._graph, [1, *microbatches]), 1 / len(strategy.extended.worker_devices)
         if found is None and self._spec is not None and isinstance(self.replica_step, ReplicaStep):
             # The first microbatch's graph, once more, with all rows: what cuts off padding hides how many there are.
             self.task.keeps_padding, first = True, functools.partial(self.replica_step.first_microbatch, scale=1.0)
-            again = tf.function(lambda batch: self.strategy.run(first, [batch]))
+            again = tf.function(lambda batch: strategy.run(first, [batch]))
             found, times = flops.count(again.get_concrete_function(self._spec).graph, []), self.config.microbatches
             self.task.keeps_padding = False
         return flops.Flops(*(times * one for one in found)) if found and found.hardware else None
@@ -280,11 +240,7 @@ class Trainer:
     def train(self, batches: Iterator, num_steps: int) -> StepRecords:
         """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""
         first_step, self.loop_steps = self.step + 1, num_steps
-        if self._engine is None:
-            table = self._run_steps(batches, tf.constant(num_steps, tf.int32)).numpy()
-        else:
-            table = self._engine.run(batches, num_steps)
-        table = table.astype(np.float64)
+        table = self._loop.begin()(batches, num_steps).astype(np.float64)
         columns = _columns((*self.replica_step.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:
@@ -299,32 +255,6 @@ class Trainer:
             non_finite=overflow.unpack(packed, len(self.model.trainable_variables)),
             input_wait_seconds=columns["waited"],
         )
-
-    def _run_steps_in_graph(self, batches: Iterator, num_steps: tf.Tensor) -> tf.Tensor:
-        """float32 [steps, report names + 1]: the report of each step, and how long it waited for its batch."""
-        tf.random.set_seed(self.config.seed)  # of this graph alone
-
-        def one_step(
-            index: tf.Tensor, rows: tf.TensorArray, previous: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
-            # The clock starts when the previous step has ended, so that only real waiting is counted.
-            with tf.control_dependencies([previous]):
-                started = self._clock()
-            with tf.control_dependencies([started]):
-                batch = next(batches)
-            with tf.control_dependencies(tf.nest.flatten(self.strategy.experimental_local_results(batch))):
-                waited = tf.cast(self._clock() - started, tf.float32)
-            report = self.strategy.run(self.replica_step, args=(batch,))
-            row = tf.nest.map_structure(self._of_first_replica, report).flat(waited)
-            return index + 1, rows.write(index, row), row[0]
-
-        rows = tf.TensorArray(tf.float32, size=num_steps, element_shape=None)
-        start = (tf.constant(0), rows, tf.constant(0.0))
-        _, rows, _ = tf.while_loop(lambda index, *_: index < num_steps, one_step, start, maximum_iterations=num_steps)
-        return rows.stack()
-
-    def _of_first_replica(self, value: Any) -> tf.Tensor:
-        return self.strategy.experimental_local_results(value)[0]
 
     @property
     def own_seconds(self) -> float | None:

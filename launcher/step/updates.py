@@ -6,17 +6,15 @@ All replicas come to the same verdict, so what is local may stand in a condition
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
-from launcher.step.moving_average import MovingAverage
-from launcher.step.state import Counters
 from launcher.step.statistics import Statistic
-from launcher.step.step_config import StepConfig
+from launcher.step.step_config import StepConfig, StepParts
 
 
 class Trained(NamedTuple):
@@ -33,17 +31,6 @@ class Trained(NamedTuple):
     shard: WeightShard | None
 
 
-class Updater(Protocol):
-    """What updates weights in a change: an `Optimizer`, or one of `Optimizers`."""
-
-    @property
-    def variables(self) -> list[keras.Variable]: ...
-
-    def apply(
-        self, gradients: Sequence[tf.Tensor | None], step: tf.Tensor, rate: tf.Tensor | None = None
-    ) -> list[tf.Tensor]: ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
     """What one step changes on this replica if it is applied.
@@ -56,7 +43,7 @@ class Change:
       num_microbatches: of all replicas together, without those of padding alone.
       step: int64 scalar, steps done before this one.
       learning_rate: of this step.
-      optimizer, ema, counters, config: of the run.
+      parts: of the run; its optimizer may be one of `Optimizers`.
     """
 
     trained: Sequence[Trained]
@@ -66,10 +53,11 @@ class Change:
     num_microbatches: int
     step: tf.Tensor
     learning_rate: tf.Tensor
-    optimizer: Updater
-    ema: MovingAverage
-    counters: Counters
-    config: StepConfig
+    parts: StepParts
+
+    @property
+    def config(self) -> StepConfig:
+        return self.parts.config
 
     @property
     def shards(self) -> dict[int, WeightShard]:
@@ -84,7 +72,7 @@ class Change:
         if not self.config.checks_shards:
             by_index |= {index: shard.of(by_index[index]) for index, shard in self.shards.items()}
         of_all = [by_index.get(index) for index in range(self.num_weights)]
-        return self.optimizer.apply(of_all, tf.cast(self.step, tf.float32), self.learning_rate)
+        return self.parts.optimizer.apply(of_all, tf.cast(self.step, tf.float32), self.learning_rate)
 
     def present_shards(self) -> list[tf.Tensor]:
         """The values of `shards` as they are."""
@@ -107,7 +95,7 @@ class Change:
             # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
             # by itself: one test of them all would be one more pass over each variable.
             one.variable.value.assign(tf.where(tf.math.is_finite(new), new, old) if new.dtype.is_floating else new)
-        self.ema.update(self.step - tf.convert_to_tensor(self.counters.skipped))
+        self.parts.ema.update(self.step - tf.convert_to_tensor(self.parts.counters.skipped))
 
     def flags(self) -> tf.Tensor:
         """Which weights' gradients are not finite, as `overflow.pack` tells."""
@@ -169,12 +157,12 @@ def _masked(change: Change) -> tf.Tensor:
     """For a TPU, which computes both branches, and for an update with collectives: made, and then taken back."""
     no_flags = change.no_flags()
     updated = [one.weight.value for one in change.trained if one.shard is None]
-    updated += [variable.value for variable in change.optimizer.variables]
+    updated += [variable.value for variable in change.parts.optimizer.variables]
     present = change.present_shards()
     with _kept_if(change.checked.applied, updated):
         new = change.update_weights()
     change.put_together([tf.where(change.checked.applied, *pair) for pair in zip(new, present, strict=True)])
-    moved = [*(one.variable.value for one, _ in change.moving), *(average for _, average in change.ema.variables)]
+    moved = [*(one.variable.value for one, _ in change.moving), *(average for _, average in change.parts.ema.variables)]
     with _kept_if(change.checked.applied, moved):
         change.move_averages()
     return no_flags

@@ -7,16 +7,16 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.optimizers.weight_shards import bytes_of
 from launcher.reporting.units import bytes_text
-from launcher.run.plan import RunPlan
 from launcher.step_program.lowering import StepProgram
 
 
-def check(statistics: Any, program: StepProgram, plan: RunPlan, offered: int) -> None:
+def check(program: StepProgram, microbatches: int, offered: int, statistics: Any) -> None:
     """Raises UsageError where a step needs more than the `offered` bytes, with about what would fit.
 
     Args:
-      statistics: of `memory_analysis` of JAX's compiled function, or None.
+      microbatches: of a replica's batch.
       offered: of each device; 0 where it is not known.
+      statistics: of `memory_analysis` of JAX's compiled function, or None.
     """
     if statistics is None or not offered:
         return
@@ -25,14 +25,14 @@ def check(statistics: Any, program: StepProgram, plan: RunPlan, offered: int) ->
     needed = arguments + kept + statistics.temp_size_in_bytes
     if needed <= offered:
         return
-    batch = bytes_of([one for one in program.arguments if one.kind == "batch"])
-    state, size = arguments - batch, plan.per_replica_batch_size
+    of_batch = [one for one in program.arguments if one.kind == "batch"]
+    state, size = arguments - bytes_of(of_batch), of_batch[0].shape[0]
     # What grows with the rows of a microbatch, and with those of the whole batch.
-    rows = plan.microbatch_size * (offered - arguments) / (needed - arguments)
-    of_batch = int(size * (offered - state) / (needed - state)) // plan.microbatches * plan.num_parts
+    rows = size // microbatches * (offered - arguments) / (needed - arguments)
+    largest = int(size * (offered - state) / (needed - state)) // microbatches * microbatches * program.num_replicas
     parts = next((count for count in range(2, size + 1) if size % count == 0 and size / count <= rows), 0)
     fits = [f"train.microbatches = {parts}"] if parts else []
-    fits += [f"train.global_batch_size = {of_batch}"] if of_batch > 0 else []
+    fits += [f"train.global_batch_size = {largest}"] if largest > 0 else []
     advice = f"{' or '.join(fits)} may fit" if fits else "train.shard divides the state among more devices"
     raise UsageError(
         f"the step needs {bytes_text(needed)} of each device's memory, {bytes_text(state)} of it state, and JAX has "

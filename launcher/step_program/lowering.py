@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from launcher.data import batch_spec
 from launcher.data.pipeline import Batch, Shard
-from launcher.machine import xla
+from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
-from launcher.step import initial_values
-from launcher.step.state import LIMITS, plain, unique_name, weight_names
+from launcher.runtime import initial_values
+from launcher.runtime.tensorflow import TfRuntime
+from launcher.runtime.traits import Held
+from launcher.step.state import weight_names, with_unsaved
 from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
 
@@ -66,7 +66,6 @@ class Lowered:
     """A program and what it was made from.
 
     Attributes:
-      session: holds the variables that are the program's arguments.
       variables: those variables, by their arguments' names.
       constants: value of each argument of the kind "constant".
       graph: what was lowered; its operations have the names that stand in the program's locations.
@@ -74,7 +73,6 @@ class Lowered:
     """
 
     program: StepProgram
-    session: session_lib.Session
     variables: dict[str, tf.Variable]
     constants: dict[str, np.ndarray]
     graph: tf.Graph
@@ -96,7 +94,9 @@ def build(plan: plan_lib.RunPlan, num_replicas: int, *, without_values: bool = F
     """
     jax_parts.load()
     with initial_values.left_out() if without_values else contextlib.nullcontext():
-        return session_lib.build_on(tf.distribute.OneDeviceStrategy("/CPU:0"), for_replicas(plan, num_replicas))
+        return session_lib.build_on(
+            TfRuntime(tf.distribute.OneDeviceStrategy("/CPU:0")), for_replicas(plan, num_replicas)
+        )
 
 
 def for_replicas(plan: plan_lib.RunPlan, num_replicas: int) -> plan_lib.RunPlan:
@@ -130,75 +130,60 @@ def lower_session(session: session_lib.Session, *, for_tpu: bool = False) -> Low
       CannotLowerError: XLA cannot compile it; names the operation and the line of code.
       UsageError: the model refuses.
     """
-    step, spec = session.trainer.replica_step, batch_spec.of_one_replica(session.plan.data, whole_shard(session.plan))
-    return _lower(
-        session,
+    trainer, plan = session.trainer, session.plan
+    return lower(
+        trainer.state,
         # Of one tensor, lest a scalar that is known already, such as a constant rate, be no result at all.
-        lambda batch: tf.unstack(step(batch).flat()),
-        spec,
-        _variables(session),
-        names=lambda count: step.report_names,
+        lambda batch: tf.unstack(trainer.replica_step(batch).flat()),
+        batch_spec.of_one_replica(plan.data, whole_shard(plan)),
+        strategy=session.runtime.host.strategy,
+        num_replicas=plan.strategy.num_replicas,
+        divides_weights=plan.recipe.shard == "all",
+        names=lambda: trainer.replica_step.report_names,
+        microbatches=plan.microbatches,
         for_tpu=for_tpu,
     )
 
 
-def lower_forward(
-    session: session_lib.Session,
-    function: Callable[[Batch], Any],
-    spec: batch_spec.BatchSpec,
+def lower(
+    held: Held,
+    on_replica: Callable[[Batch], list[tf.Tensor]],
+    spec: Mapping[str, tf.TensorSpec],
     *,
-    of_rows: bool,
+    strategy: tf.distribute.Strategy,
+    num_replicas: int,
+    divides_weights: bool = False,
+    names: Callable[[], Sequence[str]] | None = None,
+    trains: bool = True,
+    microbatches: int = 1,
     for_tpu: bool = False,
 ) -> Lowered:
-    """Lowers what an evaluation does with a batch of `spec`.
+    """Lowers a function of one replica's batch that gives a report of tensors; arguments and errors as `lower_session`.
 
     Args:
-      function: float32 [n] of all replicas, which are the program's scalars; or tensors with a row for each of
-        the batch.
-
-    Raises as `lower_session`.
+      held: the variables; of one that `trains` all may be read and changed, else the model's.
+      strategy: under which they were made; of one device, so that they are plain ones.
+      divides_weights: each replica has a part of the weights, too.
+      names: of the tensors.
+      microbatches: that are added up in a loop.
     """
-    named = _with_unsaved(session.model, dict(weight_names(session.model)))
-
-    def names(count: int) -> list[str]:
-        return [f"result/{number}" for number in range(count)]
-
-    def results(batch: Batch) -> list[tf.Tensor]:
-        with xla.compiling(True):
-            found = function(batch)
-        return tf.nest.flatten(found) if of_rows else tf.unstack(found)
-
-    return _lower(session, results, spec, named, names=names, trains=False, for_tpu=for_tpu)
-
-
-def _lower(
-    session: session_lib.Session,
-    on_replica: Callable[[Batch], list[tf.Tensor]],
-    spec: batch_spec.BatchSpec,
-    named: dict[str, tf.Variable],
-    *,
-    names: Callable[[int], Sequence[str]],
-    trains: bool = True,
-    for_tpu: bool,
-) -> Lowered:
-    """Lowers what gives a report of tensors, and may change the named variables; `names` are those of the tensors."""
     jax = jax_parts.load()
-    num_replicas, in_parts = session.plan.strategy.num_replicas, session.plan.recipe.shard == "all"
     # In the graph because the step uses them, or because they are read here: every one is an argument.
+    named = held.all_variables() if trains else with_unsaved(held.model, weight_names(held.model))
     variables = list(named.values())
 
     # Specifications can be told from values only where each of them is an argument of its own.
     spec = dict(sorted(spec.items()))
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        with PodReplica(session.strategy, num_replicas, for_tpu=for_tpu and not in_parts):
+        with PodReplica(strategy, num_replicas, for_tpu=for_tpu and not divides_weights):
             report = on_replica(dict(zip(spec, batch, strict=True)))
         return report, [variable.read_value() for variable in variables]
 
     function = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*spec.values())
-        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, session.model)
+        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, held.model)
         try:
             # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
             # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor; preflight
@@ -208,10 +193,11 @@ def _lower(
                 warnings.simplefilter("ignore")  # --deterministic forbids that
                 hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
         except (ValueError, tf.errors.OpError) as error:
-            raise cannot_lower.explain(error, traced.graph, session.model) from None
+            raise cannot_lower.explain(error, traced.graph, held.model) from None
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     found = traced.structured_outputs[0]
-    reports = [_described(name, one, "report") for name, one in zip(names(len(found)), found, strict=True)]
+    of_report = names() if names else [f"result/{number}" for number in range(len(found))]
+    reports = [_described(name, one, "report") for name, one in zip(of_report, found, strict=True)]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
     updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
@@ -228,22 +214,27 @@ def _lower(
         if [(one.shape, one.dtype) for one in expected] != list(found):
             # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
-    text, gathered_bytes, whole = module.text, 0, {}
-    if in_parts:  # a weight that the step does not change is whole everywhere
-        divided = {result.name for result in results} if trains else named.keys()
-        whole = {name: axis for name, axis in _axes(session, of_weights=True).items() if name in divided & named.keys()}
-    if whole:
+    in_part, text, gathered_bytes = parts(held, divides_weights=divides_weights), module.text, 0
+    axes = {
+        place: shard.axis
+        for place, argument in enumerate(arguments)
+        if (shard := in_part.get(argument.name)) is not None and argument.shape != shard.shape
+    }
+    if axes:
         text, gathered_bytes = weights_in_parts.divide(
             jax,
             text,
-            {place: whole[argument.name] for place, argument in enumerate(arguments) if argument.name in whole},
+            axes,
             num_replicas=num_replicas,
-            in_loop=session.plan.microbatches > 1,
+            in_loop=microbatches > 1,
             most_scattered=_MOST_SCATTERED if for_tpu else None,
         )
-    in_part = _axes(session) | whole
     arguments, results = (
-        [_in_part(one, in_part, whole, num_replicas) for one in ones] for ones in (arguments, results)
+        [
+            dataclasses.replace(one, shape=shard.shape, axis=shard.axis) if (shard := in_part.get(one.name)) else one
+            for one in ones
+        ]
+        for ones in (arguments, results)
     )
     program = StepProgram(
         stablehlo=text,
@@ -254,29 +245,11 @@ def _lower(
     )
     return Lowered(
         program=program,
-        session=session,
         variables=named,
         constants=constants,
         graph=traced.graph,
         notes=tuple(cannot_lower.checks_left_out(traced.graph)),
     )
-
-
-def _variables(session: session_lib.Session) -> dict[str, tf.Variable]:
-    """All that a step can change: what a checkpoint holds, the limits of spikes, and states of seed generators."""
-    named = dict(session.trainer.state.variables())
-    if (limits := session.trainer.counters.limits) is not None:
-        named[LIMITS] = limits
-    return _with_unsaved(session.model, named)
-
-
-def _with_unsaved(model: keras.Model, named: dict[str, tf.Variable | keras.Variable]) -> dict[str, tf.Variable]:
-    """With what else the model has, such as the states of seed generators."""
-    known = {id(variable) for variable in named.values()}
-    for variable in model.variables:
-        if id(variable) not in known:
-            named[unique_name(f"model/{variable.path}", named)] = variable
-    return {name: plain(variable) for name, variable in named.items()}
 
 
 def _arguments(
@@ -297,21 +270,11 @@ def _arguments(
     return arguments, constants
 
 
-def _axes(session: session_lib.Session, *, of_weights: bool = False) -> dict[str, int]:
-    """By name, the dimension in which a replica has a part of the optimizer's state and averages, or of weights."""
-    state, shards = session.trainer.state, {id(one.whole): one for one in session.trainer.optimizer.shards if one}
-    found = {
-        name: shards.get(id(variable)) if of_weights else state.shard_of(variable)
-        for name, variable in state.variables().items()
-    }
-    return {name: shard.axis for name, shard in found.items() if shard is not None}
-
-
-def _in_part(one: Argument, axes: Mapping[str, int], whole: Collection[str], num_replicas: int) -> Argument:
-    """The argument with its axis; of one that is described as it was before it was divided, the part."""
-    axis, count = axes.get(one.name), num_replicas if one.name in whole else 1
-    shape = tuple(size // count if place == axis else size for place, size in enumerate(one.shape))
-    return dataclasses.replace(one, shape=shape, axis=axis)
+def parts(held: Held, *, divides_weights: bool) -> dict[str, WeightShard]:
+    """By name, the shard that of a replica: the optimizer's state, averages and, if they are divided, weights."""
+    weights = held.weight_shards() if divides_weights else {}
+    found = {name: held.shard_of(one) or weights.get(id(one)) for name, one in held.variables().items()}
+    return {name: shard for name, shard in found.items() if shard is not None}
 
 
 def _described(name: str, tensor: tf.Variable | tf.Tensor | tf.TensorSpec, kind: str) -> Argument:

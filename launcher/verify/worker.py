@@ -20,7 +20,6 @@ from launcher.machine import child_process, cluster, exit_barrier, jax_devices  
 from launcher.run import loading, session  # noqa: E402
 from launcher.run.start import starting_point  # noqa: E402
 from launcher.step.layers import turn_off_dropout  # noqa: E402
-from launcher.step.state import plain  # noqa: E402
 from launcher.step.trainer import StepRecords  # noqa: E402
 from launcher.tasks.base import Decodes, folded, metric_results  # noqa: E402
 from launcher.verify import control  # noqa: E402
@@ -61,9 +60,9 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         engine=job.topology.engine,
     ).resolve(job.gin_files, job.gin_params)
     if job.topology.engine == jax_devices.KIND:
-        from launcher.step_program import pjrt_engine  # with JAX, which need not be there
+        from launcher.step_program import pjrt_runtime  # with JAX, which need not be there
 
-        built = pjrt_engine.build(resolved, compile_cache=None, from_chief=False)
+        built = pjrt_runtime.build(resolved, compile_cache=None, from_chief=False)
     else:
         built = session.build(resolved)
     starting_point.begin(built.trainer, resolved.recipe.start)
@@ -84,7 +83,7 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
         "loss_scale": records.loss_scale,
         "finite": records.finite,
     }
-    trainer.bring_home()
+    built.runtime.bring_home()
     trained = {id(variable) for variable in built.model.trainable_variables}
     state = dict(trainer.state.snapshot()) if is_chief or trainer.state.snapshots_together else {}
     state |= _metrics(built, records)
@@ -108,12 +107,12 @@ def _metrics(built: session.Session, records: StepRecords) -> dict[str, np.ndarr
 
 
 def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, str], ...]:
-    found: list[dict[str, str]] = [dict(steps) for _ in built.strategy.extended.worker_devices]
+    host = built.runtime.host
+    found: list[dict[str, str]] = [dict(steps) for _ in host.strategy.extended.worker_devices]
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part
-        copies = built.strategy.experimental_local_results(plain(variable))
-        for digests, copy in zip(found, copies, strict=True):
+        for digests, copy in zip(found, host.copies(variable), strict=True):
             digests[name] = digest(copy.numpy())
     return tuple(found)
 

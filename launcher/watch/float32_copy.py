@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.step import initial_values
+from launcher.runtime import Runtime
 from launcher.step.layers import layers_of
 from launcher.tasks.keras_private import forget_names
 
 
-def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[[], keras.Model]) -> keras.Model:
+def build(source: keras.Model, runtime: Runtime, make: Callable[[], keras.Model]) -> keras.Model:
     """Builds a model again, its layers in float32 where they would be in 16 bits; the global policy stays as it was.
 
     Args:
@@ -27,7 +27,7 @@ def build(source: keras.Model, strategy: tf.distribute.Strategy, make: Callable[
     policy = keras.config.dtype_policy()
     forget_names()
     try:
-        with initial_values.scope(strategy):
+        with runtime.host.scope():
             copy = make()
     finally:
         keras.config.set_dtype_policy(policy)

@@ -33,7 +33,7 @@ class GradientTaps:
     Example, while a tf.function is traced:
 
         with taps.installed():
-            strategy.run(replica_function)
+            runtime.call(replica_function)
 
     and in the replica's function:
 
@@ -67,7 +67,7 @@ class GradientTaps:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Puts the taps into the model while a pass is traced, and takes them out again; around `strategy.run`."""
+        """Puts the taps into the model while a pass is traced, and takes them out again; around all replicas."""
         with contextlib.ExitStack() as stack:
             for index, layer in enumerate(self.layers):
                 self._on(index, layer, stack)

@@ -77,7 +77,6 @@ class Watch:
         self._step = trainer.step_of(reference, self._taps.watch)
         self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
-        self._run = tf.function(self._run_in_graph, autograph=False)
 
     def steps_until_due(self, step: int) -> int:
         return self._every - step % self._every
@@ -89,26 +88,23 @@ class Watch:
         """Looks at one batch; all workers call this after the same step. TrainingError without memory for the pass."""
         trainer = self._trainer
         if self._batches is None:
-            self._batches = trainer.batches_at_home(self._data, max(0, trainer.step // self._every - 1))
-        trainer.bring_home()
+            start = max(0, trainer.step // self._every - 1)
+            self._batches = trainer.batches(self._data, start, runtime=trainer.runtime.host)
+        trainer.runtime.bring_home()
         try:
-            found = self._run(next(self._batches))
+            with self._taps.installed():
+                counts, maxima = trainer.runtime.host.call(self._in_replica, next(self._batches))
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
                 "precision_watch: there is no memory for the float32 pass of a microbatch; raise train.microbatches, "
                 f"or take train.precision_watch out ({error.message.splitlines()[0]})"
             ) from error
-        counts, maxima = (trainer.strategy.experimental_local_results(value)[0].numpy() for value in found)
         seen = [
             Gradient(path=path, kind=kind, dtype=dtype, counts=table, maxima=largest)
             for (path, kind, dtype), table, largest in zip(self._tensors, counts, maxima.T, strict=True)
             if table.any()
         ]
         return summarise(seen, trainer.loss_scale)
-
-    def _run_in_graph(self, batch: Any) -> Any:
-        with self._taps.installed():
-            return self._trainer.strategy.run(self._in_replica, args=(batch,))
 
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.data import distributed
-from launcher.data.distributed import distribute_batches
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard, held
 from launcher.errors import UsageError
+from launcher.runtime.tensorflow import TfRuntime
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +165,7 @@ def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed, monk
     if not on_this_cpu:
         monkeypatch.setattr(distributed, "_is_this_cpu", lambda strategy: False)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    batches = iter(distribute_batches(strategy, _data().train_batches, global_batch_size=BATCH, seed=5))
+    batches = iter(TfRuntime(strategy).batches(_data().train_batches, global_batch_size=BATCH, seed=5))
     assert isinstance(batches, distributed._Batches) == on_this_cpu
 
     def parts(fed):
@@ -184,7 +184,7 @@ def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed, monk
 
 def test_one_replica_on_a_cpu_is_fed_by_a_plain_data_set(undisturbed):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    dataset = distribute_batches(strategy, _data().train_batches, global_batch_size=BATCH, seed=5, start_step=2)
+    dataset = TfRuntime(strategy).batches(_data().train_batches, global_batch_size=BATCH, seed=5, start_step=2)
     assert isinstance(dataset, tf.data.Dataset), "a strategy's own calls functions on other devices for each batch"
     for batch, expected in zip(dataset.take(4), undisturbed[2:6], strict=True):
         np.testing.assert_array_equal(batch["id"], expected["id"])

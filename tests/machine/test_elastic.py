@@ -10,11 +10,11 @@ import small_run
 from cases import repeated_but
 
 from launcher.config import gin_bindings, gin_used
-from launcher.data.distributed import share_of_host
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
 from launcher.errors import UsageError
 from launcher.machine.cluster import FULL_WORKERS, full_workers
 from launcher.run.loading import Machine
+from launcher.runtime.batches import share_of_host
 
 
 def linear_run(steps=3, batch=8, **options):

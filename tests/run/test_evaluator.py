@@ -13,6 +13,7 @@ from launcher.machine.cluster import resolve
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 
 FEATURES = np.random.default_rng(0).normal(size=(101, 6)).astype("float32")
 LABELS = np.random.default_rng(1).integers(0, 3, 101).astype("int32")
@@ -43,7 +44,7 @@ def evaluator(replicas, batch_size):
         eval_batch_size=batch_size,
     )
     resolved = Machine(environ={}, replicas=replicas).plan_of(recipe)
-    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    return session.build_on(TfRuntime(strategy_lib.build(resolved.strategy, resolve({}))), resolved)
 
 
 @pytest.mark.parametrize(("replicas", "batch_size"), [(1, 101), (1, 7), (2, 100), (4, 32), (4, 4), (2, 300)])

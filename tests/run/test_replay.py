@@ -54,7 +54,7 @@ def test_one_flipped_bit_ends_the_run_and_names_the_replica_and_the_layer(recipe
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "is_engine", "steps", "reads_once", "said"),
+    ("accelerator", "beside", "steps", "reads_once", "said"),
     [
         ("gpu", False, None, False, "add --deterministic"),
         ("cpu", True, None, False, "TensorFlow's engine"),
@@ -63,15 +63,17 @@ def test_one_flipped_bit_ends_the_run_and_names_the_replica_and_the_layer(recipe
         ("cpu", False, None, False, ""),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(accelerator, is_engine, steps, reads_once, said):
+def test_what_cannot_be_repeated_is_refused(accelerator, beside, steps, reads_once, said):
     plan = SimpleNamespace(
         recipe=SimpleNamespace(replay_every=3, task=SimpleNamespace(step_assigns=steps)),
         data=SimpleNamespace(batch_size=4, note="", reads_again=False, reads_once=reads_once),
         strategy=SimpleNamespace(accelerator=accelerator),
         deterministic=False,
     )
+    runtime = SimpleNamespace()
+    runtime.host = SimpleNamespace() if beside else runtime
     with pytest.raises(UsageError, match=said) if said else contextlib.nullcontext():
-        replay._check(plan, is_engine)
+        replay._check(plan, runtime)
 
 
 def test_a_number_below_zero_is_refused_before_anything_is_written(recipe, tmp_path, capsys):

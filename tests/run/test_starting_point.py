@@ -105,17 +105,6 @@ def test_the_same_loss_scale_is_restored_with_its_counters(tmp_path):
     assert scale_state(made)["loss_scale/scale"] == 2.0**16, "it had grown"
 
 
-@pytest.mark.parametrize("change", ["float32 to mixed_float16", "mixed_float16 to float32", "another fixed scale"])
-def test_without_a_record_a_state_that_this_runs_loss_scale_cannot_have_come_to_is_left(tmp_path, change):
-    before, after, expected = CHANGES[change]
-    store = left_by(run(*before), tmp_path)
-    forget_the_record(store)
-    made = run(*after)
-    start = starting_point.restore(store, made.trainer, same_order=True)
-    assert made.trainer.loss_scale == expected
-    assert "another loss scale" in start.notes[0]
-
-
 def test_a_loss_scale_that_another_version_recorded_in_its_own_way_is_shown_as_it_is(tmp_path):
     store = left_by(run("float32", "auto"), tmp_path)
     forget_the_record(store, scaling={"rule": "of tomorrow"})
@@ -123,11 +112,11 @@ def test_a_loss_scale_that_another_version_recorded_in_its_own_way_is_shown_as_i
     assert "is of {'rule': 'of tomorrow'}; this run starts with its own" in start.notes[0]
 
 
-def test_without_a_record_a_state_that_fits_is_kept(tmp_path):
+def test_without_a_record_the_state_is_kept(tmp_path):
     rule = DynamicLossScale(growth_interval=2)
     store = left_by(run("mixed_float16", rule), tmp_path)
     forget_the_record(store)
     made = run("mixed_float16", rule)
     start = starting_point.restore(store, made.trainer, same_order=True)
     assert made.trainer.loss_scale == 2.0**16
-    assert "does not record" in start.notes[0]
+    assert start.notes == ()

@@ -206,7 +206,7 @@ def test_synchronised_normalisation_adds_one_collective_a_layer_and_direction():
 def test_naming_the_layers_of_a_skipped_step_sends_nothing_inside_a_conditional_either():
     made = session(2, precision="mixed_float16", microbatches=2)
     batch = next(made.trainer.batches(made.plan.data))
-    again = tf.function(lambda: made.strategy.run(made.trainer.replica_step.non_finite, args=(batch,)))
+    again = tf.function(lambda: made.runtime.strategy.run(made.trainer.replica_step.non_finite, args=(batch,)))
     found = collectives(again.get_concrete_function())
     assert Counter(one.dtype for one in found) == {"float16": 1, "float32": 1}
     assert not any(one.in_conditional or one.loops for one in found)

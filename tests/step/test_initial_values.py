@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launcher.step import initial_values
+from launcher.runtime import initial_values
 
 STRATEGY = tf.distribute.get_strategy()
 OWN = np.random.default_rng(0)

@@ -78,7 +78,7 @@ def weights_after(made, steps: int = 3) -> list[np.ndarray]:
 
 def dtypes_of_products(made) -> dict[str, str]:
     """Dtype of the forward matrix products and convolutions, by the layer whose name scope they stand in."""
-    batch = made.strategy.experimental_local_results(next(made.trainer.batches(made.plan.data)))[0]
+    batch = made.runtime.strategy.experimental_local_results(next(made.trainer.batches(made.plan.data)))[0]
     traced = tf.function(lambda: made.plan.recipe.task.loss(made.model, batch, False)).get_concrete_function()
     return {
         re.sub(r"_\d+$", "", operation.name.split("/")[-2]): operation.outputs[0].dtype.name

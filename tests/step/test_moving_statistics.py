@@ -126,7 +126,7 @@ def test_all_candidates_count_where_the_loss_cannot_be_traced_beforehand():
 def test_frozen_weights_stay_at_home(microbatches):
     made = build(task_of(lambda x: frozen(keras.layers.Dense(FEATURES, name="wide"))(x)), 2, microbatches)
     found = collectives(
-        made.trainer._run_steps.get_concrete_function(made.trainer.batches(made.plan.data), tf.constant(1))
+        made.trainer._loop.run.get_concrete_function(made.trainer.batches(made.plan.data), tf.constant(1))
     )
     # The head's three weights and its bias, the loss and the weight of the batch.
     assert sum(one.elements for one in found) == FEATURES + 1 + 2

@@ -18,7 +18,7 @@ from small_run import GivenTask, assert_replicas_equal, build, train
 from launcher import optimizers
 from launcher.data import batch_spec
 from launcher.data.pipeline import Shard
-from launcher.step.summation import in_order
+from launcher.runtime.summation import InOrder
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_many_tensors_are_added_up_from_the_first_to_the_last(function):
     expected = PARTS[0]
     for part in PARTS[1:]:
         expected = expected + part
-    plain, ordered = tf.function(function), in_order(function, ONE_CPU)
+    plain, ordered = tf.function(function), InOrder(function, on_cpu=True)
     given = tf.constant(PARTS)
     assert sums_of_many(lambda: plain(given)), "TensorFlow has this defect no more: is the rewriting still needed?"
     assert sums_of_many(lambda: ordered(given)) == []
@@ -133,7 +133,7 @@ def test_a_cpu_adds_sixteen_bit_floats_up_in_float32(dtype):
         )
 
     wanted = [one(tf.cast(rows, tf.float32)) for one in NARROW.values()]
-    found = in_order(all_sums, ONE_CPU)(rows)
+    found = InOrder(all_sums, on_cpu=True)(rows)
     assert [one.dtype for one in found] == [dtype] * 2 * len(NARROW)
     assert worst(found, wanted * 2) < 2**-8
     assert worst(tf.function(all_sums)(rows), wanted * 2) > 0.5, "TensorFlow has this defect no more"

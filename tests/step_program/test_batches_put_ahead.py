@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from launcher.step_program import pjrt_engine
+from launcher.runtime.traits import Training
+from launcher.step_program import pjrt_runtime
 
 STEPS = 4
 
@@ -34,7 +35,7 @@ class Machine:
     def __init__(self, monkeypatch):
         self.hour, self.done = 1.0, []
         self.first_step_seen, self.arrived = threading.Event(), threading.Event()
-        monkeypatch.setattr(pjrt_engine.time, "monotonic", self.now)
+        monkeypatch.setattr(pjrt_runtime.time, "monotonic", self.now)
 
     def now(self):
         hour = self.hour
@@ -59,10 +60,11 @@ class Machine:
 
 def test_a_batch_is_put_there_ahead_of_the_step_before_and_a_step_waits_for_its_way(monkeypatch):
     machine = Machine(monkeypatch)
-    engine = object.__new__(pjrt_engine.PjrtEngine)
-    engine.holds, engine._held, engine._step, engine._batch = True, {}, machine.step, machine.put
-    engine._devices = SimpleNamespace(peer_failures=lambda _: contextlib.nullcontext())
-    with ThreadPoolExecutor(1, "steps") as engine._waiting, ThreadPoolExecutor(1, "batches") as engine._arriving:
-        table = engine.run(iter(range(STEPS)), STEPS)
+    devices = SimpleNamespace(peer_failures=lambda _: contextlib.nullcontext())
+    runtime = SimpleNamespace(devices=devices, arrays={"step": 0}, batch=machine.put, take_state=lambda: None)
+    loop = pjrt_runtime.PjrtLoop(runtime, None, Training(microbatches=1, seed=0, clock=lambda: None))
+    loop.program_for = lambda parts: machine.step
+    with ThreadPoolExecutor(1, "steps") as runtime.waiting, ThreadPoolExecutor(1, "batches") as runtime.arriving:
+        table = loop.begin()(iter(range(STEPS)), STEPS)
     assert machine.done == ["put 0", "put 1", "step 0", "put 2", "step 1", "put 3", "step 2", "step 3"]
     assert table[:, -1].tolist() == [0.0, 8.0, 0.0, 0.0]

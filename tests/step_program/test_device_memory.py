@@ -19,7 +19,8 @@ def judge(rows, microbatches, temporary_of_row, offered, replicas=1):
         arguments=[
             Argument(name="image", shape=(rows, 100), dtype="float32", kind="batch"),
             Argument(name="weight", shape=(250,), dtype="float32", kind="variable"),
-        ]
+        ],
+        num_replicas=replicas,
     )
     statistics = types.SimpleNamespace(
         argument_size_in_bytes=rows * ROW + STATE,
@@ -27,19 +28,13 @@ def judge(rows, microbatches, temporary_of_row, offered, replicas=1):
         alias_size_in_bytes=STATE,
         temp_size_in_bytes=rows // microbatches * temporary_of_row,
     )
-    plan = types.SimpleNamespace(
-        per_replica_batch_size=rows,
-        microbatches=microbatches,
-        microbatch_size=rows // microbatches,
-        num_parts=replicas * microbatches,
-    )
-    device_memory.check(statistics, program, plan, offered)
+    device_memory.check(program, microbatches, offered, statistics)
 
 
 def test_what_fits_is_run_and_so_is_what_cannot_be_judged():
     judge(64, 1, 10_000, 64 * (ROW + 10_000) + STATE + 8)
     judge(64, 1, 10_000, 0)
-    device_memory.check(None, None, None, 1)
+    device_memory.check(None, 1, 1, None)
 
 
 def test_what_does_not_fit_is_refused_with_both_figures_and_settings_that_fit():

@@ -15,7 +15,8 @@ from cases import repeated_but
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
-from launcher.step import gradients, initial_values
+from launcher.runtime import initial_values
+from launcher.step import gradients
 from launcher.step_program import jax_parts, lowering
 from launcher.step_program.cannot_lower import CannotLowerError
 
@@ -78,8 +79,8 @@ def test_there_is_one_reduction_a_bucket_in_the_reduce_dtype(policy, wire, bucke
         f"train.bucket_bytes = {bucket_bytes}",
         f"train.microbatches = {microbatches}",
     )
-    lowered = lowering.lower_session(lowering.build(pods.plan_of("resnet_cpu.gin", params), 4))
-    model = lowered.session.model
+    built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 4)
+    lowered, model = lowering.lower_session(built), built.model
     trained, moving = model.trainable_variables, model.non_trainable_variables
     sizes = [int(np.prod(variable.shape)) for variable in (*trained, *moving)] + [1, 1, 1]  # loss, weight, accuracy
     dtypes = [tf.as_dtype(wire)] * len(trained) + [tf.float32] * (len(moving) + 3)
@@ -94,8 +95,9 @@ def test_there_is_one_reduction_a_bucket_in_the_reduce_dtype(policy, wire, bucke
 
 def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_step_changes():
     params = [*pods.SMALL_CONVOLUTIONS, "train.steps = 1"]
-    lowered = lowering.lower_session(lowering.build(pods.plan_of("resnet_cpu.gin", params), 2))
-    program, trainer = lowered.program, lowered.session.trainer
+    built = lowering.build(pods.plan_of("resnet_cpu.gin", params), 2)
+    lowered = lowering.lower_session(built)
+    program, trainer = lowered.program, built.trainer
     batch = [argument for argument in program.arguments if argument.kind == "batch"]
     assert [(argument.name, argument.shape, argument.dtype) for argument in batch] == [
         ("image", (16, 8, 8, 1), "float32"),
@@ -111,7 +113,7 @@ def test_the_arguments_are_the_batch_and_every_variable_and_the_results_what_a_s
         "non_finite/0",
     ]  # fmt: skip
     before = trainer.state.snapshot()
-    trainer.train(trainer.batches(lowered.session.plan.data), 1)
+    trainer.train(trainer.batches(built.plan.data), 1)
     changed = {name for name, value in trainer.state.snapshot().items() if not np.array_equal(value, before[name])}
     updated = {result.name for result in program.results if result.kind == "variable"}
     assert changed and changed <= updated

@@ -9,6 +9,7 @@ from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
 from launcher.run import loading, session
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 
 
 def build_session(recipe: str, params: Sequence[str] = (), replicas: int = 1) -> session.Session:
@@ -16,4 +17,4 @@ def build_session(recipe: str, params: Sequence[str] = (), replicas: int = 1) ->
     loading.import_builtins()
     gin_bindings.load([recipe], params)
     resolved = loading.Machine(environ={}, replicas=replicas).plan_of(Recipe())
-    return session.build_on(strategy_lib.build(resolved.strategy, resolve({})), resolved)
+    return session.build_on(TfRuntime(strategy_lib.build(resolved.strategy, resolve({}))), resolved)

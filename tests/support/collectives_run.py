@@ -18,7 +18,6 @@ import numpy as np
 import small_run
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches
 from launcher.step import gradients
 from launcher.step.moving_statistics import is_moving
 
@@ -80,21 +79,23 @@ def planned(made) -> Counter:
 
 def in_training(made) -> list[graph_walk.Collective]:
     batches = made.trainer.batches(made.plan.data)
-    return graph_walk.collectives(made.trainer._run_steps.get_concrete_function(batches, tf.constant(1, tf.int32)))
+    return graph_walk.collectives(made.trainer._loop.run.get_concrete_function(batches, tf.constant(1, tf.int32)))
 
 
 def in_evaluation(made) -> list[graph_walk.Collective]:
     evaluator = made.evaluator
     size = made.plan.eval_batch_size
-    batches = iter(distribute_batches(made.strategy, made.plan.data.eval_batches, global_batch_size=size))
-    return graph_walk.collectives(evaluator._run_batches.get_concrete_function(batches, tf.constant(1, tf.int32)))
+    batches = iter(made.runtime.batches(made.plan.data.eval_batches, global_batch_size=size))
+    return graph_walk.collectives(
+        evaluator._batches.settle([])[1].run.get_concrete_function(batches, tf.constant(1, tf.int32))
+    )
 
 
 def main() -> None:
     answer, strategy = {}, None
     for name in sys.argv[2:]:
         made = session(None, environ=os.environ, on=strategy, **SETTINGS[name])
-        strategy = made.strategy
+        strategy = made.runtime.strategy
         found = [dataclasses.asdict(collective) for collective in in_training(made)]
         answer[name] = {"planned": sorted(planned(made).elements()), "found": found}
     answer["evaluation"] = {"found": [dataclasses.asdict(collective) for collective in in_evaluation(made)]}

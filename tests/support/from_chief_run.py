@@ -16,6 +16,7 @@ import numpy as np
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
 from launcher.run.start.from_chief import FromChief
+from launcher.runtime.tensorflow import TfRuntime
 
 MESSAGE = {"step": 12, "text": "größer"}
 CHUNKS = (4, 64, 2**20)  # a word at a time; across the borders of arrays; all in one
@@ -48,7 +49,7 @@ if __name__ == "__main__":
     strategy = strategy_lib.build(plan, cluster)
     answer = []
     for chunk in CHUNKS:
-        chief = FromChief(strategy, is_chief=cluster.is_chief, chunk_bytes=chunk)
+        chief = FromChief(TfRuntime(strategy), is_chief=cluster.is_chief, chunk_bytes=chunk)
         message, found = chief.share(*(MESSAGE, arrays()) if cluster.is_chief else ())
         chief.share()
         answer.append({"message": message, "arrays": written(found)})

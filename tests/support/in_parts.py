@@ -29,13 +29,14 @@ def write(folder: Path, recipe: str, params: Sequence[str], *, shard: str, repli
     plan = plan_of(recipe, params, shard)
     whole_plan = dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, shard="none"))
     whole = lowering.build(whole_plan, replicas).trainer.state.snapshot()
-    lowered = lowering.lower_session(lowering.build(plan, replicas))
+    built = lowering.build(plan, replicas)
+    lowered = lowering.lower_session(built)
     program = lowered.program
     values = dict(lowered.constants)
     for one in program.arguments:
         if one.kind == "variable":
             values[one.name] = whole[one.name] if one.name in whole else lowered.variables[one.name].numpy()
-    shard_of_all = lowering.whole_shard(lowered.session.plan)
+    shard_of_all = lowering.whole_shard(built.plan)
     parts = list(islice(plan.data.train_batches(shard_of_all).as_numpy_iterator(), steps * replicas))
     batches = {name: np.stack([one[name] for one in parts]) for name in parts[0]}
     batches = {name: one.reshape(steps, replicas * one.shape[1], *one.shape[2:]) for name, one in batches.items()}

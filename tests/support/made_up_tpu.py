@@ -14,12 +14,12 @@ from unittest import mock
 import tensorflow as tf
 
 from launcher.config import gin_bindings
-from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import Shard
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.devices import Devices
 from launcher.run import loading, plan, session
 from launcher.run.recipe import Recipe
+from launcher.runtime.tensorflow import TfRuntime
 
 CORES_PER_HOST = 4
 
@@ -106,7 +106,7 @@ def resolve(recipe: str, params: Sequence[str], num_replicas: int) -> plan.RunPl
 def build(on: tf.distribute.TPUStrategy, resolved: plan.RunPlan) -> session.Session:
     # Keras clears the default graph to count names anew, and with it whoever waits there for variables to be made.
     with mock.patch.object(tf.compat.v1, "reset_default_graph"):
-        return session.build_on(on, resolved)
+        return session.build_on(TfRuntime(on), resolved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def training(made: session.Session, batches: StandIn) -> tf.types.experimental.C
     size = made.plan.recipe.global_batch_size
 
     def train() -> Any:
-        distributed = distribute_batches(made.strategy, batches.batches, global_batch_size=size)
-        return made.trainer._run_steps(iter(distributed), tf.constant(3))
+        distributed = made.runtime.batches(batches.batches, global_batch_size=size)
+        return made.trainer._loop.run(iter(distributed), tf.constant(3))
 
     return tf.function(train, autograph=False).get_concrete_function()

@@ -14,17 +14,17 @@ import numpy as np
 from launcher.config import gin_bindings
 from launcher.run import loading
 from launcher.run.recipe import Recipe
-from launcher.step_program import pjrt_engine
+from launcher.step_program import pjrt_runtime
 
 
 def main(recipe: str, replicas: str, steps: str, out: str, batches: str, *params: str) -> None:
     loading.import_builtins()
     gin_bindings.load([recipe], params)
     plan = loading.Machine(environ={}, replicas=int(replicas), engine="pjrt").plan_of(Recipe())
-    trainer = pjrt_engine.build(plan, compile_cache=None, from_chief=False).trainer
+    trainer = pjrt_runtime.build(plan, compile_cache=None, from_chief=False).trainer
     records = trainer.train(given(batches, int(replicas)) if batches else trainer.batches(plan.data), int(steps))
     found = {f"report/{name}": getattr(records, name) for name in REPORTED}
-    for name, value in trainer._engine._held.items():
+    for name, value in trainer.runtime.arrays.items():
         for replica, shard in enumerate(value.addressable_shards):
             found[f"state/{replica}/{name}"] = np.asarray(shard.data)
     np.savez(out, **found)

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from launcher import optimizers
 from launcher.data.pipeline import Shard
-from launcher.machine import strategy as strategy_lib
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
+from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import layer_policies
 
 Batch = dict[str, tf.Tensor]
@@ -91,7 +91,7 @@ def build(
     }
     call = FitCall(settings={"task": task, "microbatches": microbatches, **settings})
     resolved = Machine(environ=environ, replicas=replicas).plan_of(call.recipe())
-    return session.build_on(on or strategy_lib.build(resolved.strategy, resolved.cluster), resolved)
+    return session.build_on(TfRuntime(on) if on else session.runtime_of(resolved), resolved)
 
 
 def train(made: session.Session, steps: int | None = None):

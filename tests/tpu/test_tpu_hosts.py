@@ -10,10 +10,10 @@ import pytest
 import replicated
 import tensorflow as tf
 
-from launcher.data.distributed import distribute_batches
 from launcher.data.pipeline import RandomAccessData
 from launcher.data.text.rows import MappedExamples
 from launcher.errors import UsageError
+from launcher.runtime.tensorflow import TfRuntime
 
 BINDINGS = ["mlp.units = 8", "train.precision = 'float32'", "train.global_batch_size = 32"]
 
@@ -62,6 +62,6 @@ def test_data_that_python_reads_is_refused_where_other_hosts_would_read_it():
     strategy = tf.distribute.TPUStrategy(made_up_tpu.MadeUpTpu(8))
     for make in (data.train_batches, data.eval_batches):
         with pytest.raises(UsageError, match="memory_limit_bytes of text_corpus or text_pairs to 96"):
-            distribute_batches(strategy, make, global_batch_size=8)
-    at_home = distribute_batches(tf.distribute.OneDeviceStrategy("CPU:0"), data.train_batches, global_batch_size=8)
+            TfRuntime(strategy).batches(make, global_batch_size=8)
+    at_home = TfRuntime(tf.distribute.OneDeviceStrategy("CPU:0")).batches(data.train_batches, global_batch_size=8)
     assert next(iter(at_home))["x"].shape == (8, 3)

@@ -208,4 +208,4 @@ def test_the_tpu_of_a_notebooks_machine_is_found_and_initialised_once(environ, m
         machine = loading.Machine(environ=environ, strategy="tpu")
         machine.set_up()
         made.append(machine.made)
-    assert isinstance(made[0], tf.distribute.TPUStrategy) and made[0] is made[1] and initialised == [resolver]
+    assert isinstance(made[0].strategy, tf.distribute.TPUStrategy) and made[0] is made[1] and initialised == [resolver]

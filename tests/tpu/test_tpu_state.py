@@ -9,7 +9,7 @@ import small_run
 import tensorflow as tf
 from building import build_session
 
-from launcher.step import initial_values
+from launcher.runtime.tensorflow import TfRuntime
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +76,6 @@ def test_first_values_come_from_the_host_for_a_tpu_and_from_the_device_elsewhere
     tpu = made_up_tpu.with_copies(4)
     tpu.extended._tpu_devices[:, 0] = tpu.extended._tpu_devices[::-1, 0]  # the first replica is on the last CPU
     for strategy in (tpu, tf.distribute.OneDeviceStrategy("CPU:3")):
-        with initial_values.scope(strategy):
+        with TfRuntime(strategy).scope():
             tf.Variable(first_value, aggregation=tf.VariableAggregation.NONE)
     assert [device.rpartition(":")[2] for device in computed_on] == ["0", "3"]

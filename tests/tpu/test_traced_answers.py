@@ -11,10 +11,8 @@ import replicated
 import tensorflow as tf
 from cases import repeated_but
 
-from launcher.data.distributed import distribute_batches
 from launcher.data.text.corpus import TextCorpus
 from launcher.serving import predict
-from launcher.step.diagnosis import Diagnosis
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +49,7 @@ def graph_of(function) -> list[replicated.Operation]:
 
 
 def batches(made, stand_in: made_up_tpu.StandIn) -> Any:
-    return iter(distribute_batches(made.strategy, stand_in.batches, global_batch_size=made.plan.eval_batch_size))
+    return iter(made.runtime.batches(stand_in.batches, global_batch_size=made.plan.eval_batch_size))
 
 
 @pytest.mark.parametrize("recipe", repeated_but(["transformer_tpu.gin", "resnet_tpu.gin"], RECIPES))
@@ -60,7 +58,9 @@ def test_an_evaluation_is_one_program_with_one_reduction(recipe, monkeypatch):
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, recipe, RECIPES[recipe])
         stand_in = made_up_tpu.training_shapes(made.plan)
-        found = graph_of(lambda: made.evaluator._run_batches(batches(made, stand_in), tf.constant(3)))
+        found = graph_of(
+            lambda: made.evaluator._batches._program(made.runtime).run(batches(made, stand_in), tf.constant(3))
+        )
     assert replicated.faults(found) == []
     sums = 2 + len(made.evaluator._metric_names)
     assert replicated.reductions(found) == {("float32", sums): 1}
@@ -73,7 +73,7 @@ def test_translations_to_be_judged_are_written_by_one_program_without_reductions
         made = built(strategy, *ANSWERS[decoding])
         length = made.plan.data.max_length
         held_out = {"source": ((length,), tf.int32), "example": ((), tf.int64), "weight": ((), tf.float32)}
-        function = made.evaluator._decoding._run_batch_in_graph
+        function = made.evaluator._decoding.batches._program(made.runtime).run
         found = graph_of(lambda: function(next(batches(made, made_up_tpu.StandIn(held_out)))))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 0
@@ -84,8 +84,8 @@ def test_answers_to_lines_are_written_by_one_program_without_reductions(decoding
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, *ANSWERS[decoding])
         name = "source" if hasattr(made.plan.data, "packed") else "prompt"
-        lines = predict.parts(strategy, {name: np.ones([ROWS * REPLICAS, 16], np.int32)})
-        found = graph_of(lambda: predict.on_all_replicas(made, made.plan.recipe.task.generate)(lines))
+        lines = made.runtime.batch_of({name: np.ones([ROWS * REPLICAS, 16], np.int32)})
+        found = graph_of(lambda: predict.on_all_replicas(made, made.plan.recipe.task.generate).run(lines))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 0
 
@@ -93,7 +93,7 @@ def test_answers_to_lines_are_written_by_one_program_without_reductions(decoding
 def test_the_average_of_the_weights_takes_their_place_in_one_program():
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8", "train.ema_decay = 0.9"))
-        found = replicated.operations(made.trainer.ema.swapping(strategy).get_concrete_function())
+        found = replicated.operations(made.runtime.on_replicas(made.trainer.ema.swap).get_concrete_function())
     assert replicated.faults(found) == []
 
 
@@ -101,7 +101,7 @@ def test_the_layers_of_a_skipped_step_are_named_by_one_program():
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8", f"train.bucket_bytes = {2**26}"))
         stand_in = made_up_tpu.training_shapes(made.plan)
-        diagnosis = Diagnosis(made.trainer, made.plan.data)
-        found = graph_of(lambda: diagnosis._non_finite(next(batches(made, stand_in))))
+        named = made.runtime.on_replicas(made.trainer.replica_step.non_finite)
+        found = graph_of(lambda: named(next(batches(made, stand_in))))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 2

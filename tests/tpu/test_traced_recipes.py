@@ -92,7 +92,7 @@ def assert_variables_of_the_right_kind(made) -> None:
         variable = variable if isinstance(variable, tf.Variable) else variable.value
         assert isinstance(variable, tf.distribute.DistributedValues), name
         assert type(variable).__name__ == "TPUDistributedVariable", name
-        assert len(variable.values) == made.strategy.num_replicas_in_sync, name
+        assert len(variable.values) == made.runtime.num_replicas, name
         # Each replica writes to its own copy; a copy that is read is never a sum over the replicas.
         assert variable.synchronization != tf.VariableSynchronization.ON_READ, name
         # Keras's own count of updates, which our optimizer writes past.

@@ -54,17 +54,17 @@ def kernels(folder: Path, num_steps: int) -> list[tuple[str, int, float]]:
 class ProfileSteps(Action):
     """Traces some steps into MODEL_DIR/tensorboard; TensorBoard shows it under "Profile".
 
-    The profiler is TensorFlow's, or JAX's where its engine runs the steps.
+    The profiler is TensorFlow's, or `by_jax` that of JAX, which runs the steps.
 
     All workers' loops of steps end before and after them. A run that goes on from a step within them traces the rest.
     `folder` is None where this worker makes no trace.
     """
 
-    def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None], *, is_engine: bool):
+    def __init__(self, steps: ProfiledSteps, folder: str | None, note: Callable[[str], None], *, by_jax: bool):
         self._steps, self._folder, self._note = steps, folder, note
-        self._is_engine, self._kernels = is_engine, list[tuple[str, int, float]]()
+        self._by_jax, self._kernels = by_jax, list[tuple[str, int, float]]()
         self._start, self._stop = tf.profiler.experimental.start, tf.profiler.experimental.stop
-        if is_engine:
+        if by_jax:
             import jax  # which need not be there
 
             self._start, self._stop = jax.profiler.start_trace, jax.profiler.stop_trace
@@ -94,7 +94,7 @@ class ProfileSteps(Action):
         try:
             first, last = self._steps
             self._stop()
-            if self._is_engine:
+            if self._by_jax:
                 self._kernels = kernels(Path(str(self._folder)), last - first + 1)
         except (tf.errors.OpError, OSError, RuntimeError) as error:
             self._give_up(error)

@@ -11,8 +11,8 @@ from launcher.errors import MachineError, PeerError, UsageError
 from launcher.reporting.units import first
 from launcher.run.actions.base import Action, Phase
 from launcher.run.plan import RunPlan
+from launcher.runtime import Runtime
 from launcher.step.trainer import Trainer
-from launcher.step.workers import on_replicas
 from launcher.worker import drill
 
 
@@ -26,11 +26,11 @@ class ReplaySteps(Action):
       UsageError: two passes could not be compared here.
     """
 
-    def __init__(self, trainer: Trainer, plan: RunPlan, *, is_engine: bool):
-        _check(plan, is_engine)
-        step: Any = trainer.replica_step  # one of ours, as `_check` has seen to
+    def __init__(self, trainer: Trainer, plan: RunPlan):
+        _check(plan, trainer.runtime)
+        self._step: Any = trainer.replica_step  # one of ours, as `_check` has seen to
         self._trainer, self._data, self._cluster = trainer, plan.data, plan.cluster
-        self._every, self._checksums = plan.recipe.replay_every, on_replicas(trainer.strategy, step.checksums)
+        self._every = plan.recipe.replay_every
         self._batches: Iterator | None = None
         self._compared = False
 
@@ -42,7 +42,7 @@ class ReplaySteps(Action):
             return
         with phase("train" if self._compared else "compile"):
             if self._batches is None:
-                self._batches = self._trainer.batches_at_home(self._data, max(0, step // self._every - 1))
+                self._batches = self._trainer.batches(self._data, max(0, step // self._every - 1))
             batch = next(self._batches)
             before, again = self._of(batch, 0), self._of(batch, int(drill.flips_bit()))
         self._compared = True
@@ -64,13 +64,12 @@ class ReplaySteps(Action):
         raise PeerError(f"worker {first([str(one) for one in workers])} computed {what} twice with different bits")
 
     def _of(self, batch: Any, flip: int) -> Any:
-        table = self._checksums(batch, tf.constant(flip, tf.int64))
-        return self._trainer.strategy.experimental_local_results(table)[0].numpy()
+        return self._trainer.runtime.host.call(self._step.checksums, batch, tf.constant(flip, tf.int64))
 
 
-def _check(plan: RunPlan, is_engine: bool) -> None:
+def _check(plan: RunPlan, runtime: Runtime) -> None:
     asked = f"train.replay_every = {plan.recipe.replay_every}"
-    if is_engine or plan.recipe.task.step_assigns is not None:
+    if runtime.host is not runtime or plan.recipe.task.step_assigns is not None:
         raise UsageError(f"{asked}: for steps of our own on TensorFlow's engine; leave it out with others")
     if reads_once(plan.data):
         raise UsageError(f"{asked}: the generator has no batch twice; leave it out, or give other data")

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.checkpoints import array_of, record_of
+from launcher.runtime.tensorflow import TfRuntime
 
 CHUNK_BYTES = 16 * 2**20
 _WORD_BYTES = 4
@@ -24,11 +25,10 @@ class FromChief:
     A collective has `chunk_bytes`, a multiple of 4: a bound on the memory it takes besides the arrays.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, *, is_chief: bool, chunk_bytes: int = CHUNK_BYTES):
-        self._strategy = strategy
+    def __init__(self, runtime: TfRuntime, *, is_chief: bool, chunk_bytes: int = CHUNK_BYTES):
+        self._runtime = runtime
         self.is_chief = is_chief
         self._chunk_bytes = chunk_bytes
-        self._sum = tf.function(lambda words: strategy.run(_words_of_first_replica, args=(words,)), autograph=False)
 
     def share(
         self, record: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
@@ -64,8 +64,7 @@ class FromChief:
             if self.is_chief:
                 for part, place in places:
                     chunk[place] = part
-            received = self._strategy.experimental_local_results(self._sum(tf.constant(chunk.view(np.int32))))
-            words = received[0].numpy().view(np.uint8)
+            words = self._runtime.call(_words_of_first_replica, tf.constant(chunk.view(np.int32))).view(np.uint8)
             if not self.is_chief:
                 for part, place in places:
                     part[...] = words[place]

@@ -126,7 +126,7 @@ def settle(
     """
     then = _recorded(store, now) if store.is_chief or not from_chief else {}
     if from_chief:
-        then, _ = FromChief(trainer.strategy, is_chief=store.is_chief).share(then)
+        then, _ = FromChief(trainer.runtime.host, is_chief=store.is_chief).share(then)
     stop, note = (_changes(then[kind], now[kind]) for kind in ("stop", "note"))
     if _FIRST in then["stop"]:
         now["stop"].setdefault(_FIRST, then["stop"][_FIRST])
@@ -146,7 +146,7 @@ def settle(
         trainer.workers.any(False)  # the others see the folder as the chief has left it
         return f"{what}: {shorten(changes)}. It begins anew, and what there was is in {aside}", {}
     rates = trainer.state.variables().items() if any("learning_rate:" in change for change in note) else ()
-    own = {name: trainer.state.value(name, variable) for name, variable in rates if name.endswith("/learning_rate")}
+    own = {name: trainer.runtime.read(variable) for name, variable in rates if name.endswith("/learning_rate")}
     return f"{what}, and what it is now counts from here on: {shorten(changes)}", own
 
 

@@ -17,7 +17,7 @@ from launcher.run.start.from_chief import FromChief
 from launcher.run.start.start_weights import OPTIMIZER, StartFrom
 from launcher.step.trainer import Trainer
 
-State = Mapping[str, Any]  # arrays, and sources of those that an engine has in parts
+State = Mapping[str, Any]  # arrays, and sources of those that devices have in parts
 
 # In a checkpoint: the batches that the run leaves out, as far as it knew then; of those to come the store knows more.
 LEFT_OUT = "left_out"
@@ -84,7 +84,7 @@ def restore(
       ChiefError: the chief, which alone reads, was stopped by one of these.
     """
     read = functools.partial(_read, store, trainer, start_from)
-    start, state = _shared(FromChief(trainer.strategy, is_chief=store.is_chief), read) if from_chief else read()
+    start, state = _shared(FromChief(trainer.runtime.host, is_chief=store.is_chief), read) if from_chief else read()
     trainer.state.restore(state)
     before = ALL_IN.with_ranges(record_of(start.host[LEFT_OUT]) if LEFT_OUT in start.host else ())
     trainer.left_out = trainer.left_out.with_ranges([*before.ranges, *(rewind["left_out"] for rewind in start.rewinds)])
@@ -187,17 +187,14 @@ def _settle_loss_scale(
 ) -> str | None:
     """Puts the recipe's own loss scale in place of the state of another one; says what it did, unless all is the same.
 
-    `recorded` is what the checkpoint says of its loss scale; None from a version that did not say.
+    `recorded` is what the checkpoint says of its loss scale; None where it says nothing.
     """
-    if recorded == trainer.state.scaling:
+    if recorded in (None, trainer.state.scaling):
         return None
     at = float(state["loss_scale/scale"])
-    if recorded is None and trainer.state.could_have_scaled(state):
-        return f"the checkpoint does not record its loss scale; going on at {at:g}, which this run's can have come to"
     state.update(trainer.state.initial_loss_scale())
-    was = "of another loss scale" if recorded is None else f"of {_shown(recorded)}"
     return (
-        f"the checkpoint's loss scale {at:g} is {was}; this run starts with its own: "
+        f"the checkpoint's loss scale {at:g} is of {_shown(recorded)}; this run starts with its own: "
         f"{_shown(trainer.state.scaling)} at {float(state['loss_scale/scale']):g}"
     )
 

@@ -64,18 +64,23 @@ def are_left_out() -> bool:
 
 
 @contextlib.contextmanager
-def scope(strategy: tf.distribute.Strategy, later: FirstValues | None = None) -> Iterator[None]:
-    """`strategy.scope()`, in which this process's CPU computes first values for a TPU, unless they are left out.
+def scope(
+    strategy: tf.distribute.Strategy | None, later: FirstValues | None = None, *, from_host: bool = False
+) -> Iterator[None]:
+    """The strategy's scope, if there is one, in which first values may be left out.
 
     Args:
+      from_host: this process's CPU computes them, as for a TPU.
       later: takes what makes the first values of large variables, which have none before, and take no memory; where
         that gives the same bits whenever it is called.
     """
-    creator = _from_host if isinstance(strategy, tf.distribute.TPUStrategy) else None
+    creator = _from_host if from_host else None
     creator = _without_value if are_left_out() else creator
     if later is not None:
         creator = functools.partial(_with_value_later, later)
-    with strategy.scope(), contextlib.ExitStack() as inside:
+    with contextlib.ExitStack() as inside:
+        if strategy is not None:
+            inside.enter_context(strategy.scope())
         if creator is not None:
             inside.enter_context(tf.variable_creator_scope(creator))
         yield

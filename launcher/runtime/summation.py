@@ -31,17 +31,14 @@ _NARROW = {"ScatterNd": 1, **dict.fromkeys(_ROWS, 0)}
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-def in_order(function: Callable[..., Any], strategy: tf.distribute.Strategy) -> Any:
-    """A `tf.function` whose sums, and those in all that it calls, have one order; on a TPU, sums have one anyway.
+class InOrder:
+    """A `tf.function` whose sums, and those in all that it calls, have one order, for devices to which XLA gives none.
 
-    The function takes and returns tensors, or what is made of them; its results depend on all that it does.
+    Args:
+      function: takes and returns tensors, or what is made of them; its results depend on all that it does.
+      on_cpu: whether TensorFlow's CPU kernels run it.
     """
-    on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
-    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
-    return tf.function(function, autograph=False) if on_tpu else _InOrder(function, on_cpu)
 
-
-class _InOrder:
     def __init__(self, function: Callable[..., Any], on_cpu: bool):
         self._function, self._on_cpu = function, on_cpu
         self._written = tf.function(self._call_written, autograph=False)

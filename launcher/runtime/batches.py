@@ -10,10 +10,12 @@ import tensorflow as tf
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import WEIGHT, Batch, Shard
 from launcher.machine.no_autograph import no_autograph
+from launcher.runtime.traits import Traits
 
 
-def distribute_batches(
+def distribute(
     strategy: tf.distribute.Strategy,
+    traits: Traits,
     make: Callable[[Shard], tf.data.Dataset],
     *,
     global_batch_size: int,
@@ -33,7 +35,6 @@ def distribute_batches(
     Raises:
       UsageError: the batch cannot be divided among the replicas, or is made by Python that runs in this process alone.
     """
-    in_this_process = not _drives_other_hosts(strategy)
 
     def host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         local = context.num_replicas_in_sync // context.num_input_pipelines
@@ -44,12 +45,12 @@ def distribute_batches(
             local_replicas=local,
             seed=seed,
             start_step=start_step,
-            in_this_process=in_this_process,
+            in_this_process=not traits.drives_hosts,
             rows=rows,
         )
         return batches_of_host(make, shard, left_out)
 
-    if _is_this_cpu(strategy):
+    if traits.one_memory:
         # What a strategy iterates over calls functions on other devices for each batch, which costs more processor time
         # than a small model's step (and 0.05 s a replica to begin with), and there is no other memory to copy to.
         count = strategy.num_replicas_in_sync
@@ -111,7 +112,7 @@ class _Batches(tf.experimental.ExtensionType):
 
 
 def tf_iterator(batches: Any) -> tf.data.Iterator | None:
-    """What is under an iterator of `distribute_batches` and has a state to save; None where devices have some of it."""
+    """What is under an iterator of `distribute` and has a state to save; None where devices have some of it."""
     found = batches.iterator if isinstance(batches, _Batches) else batches
     return found if isinstance(found, tf.data.Iterator) else None
 
@@ -126,18 +127,3 @@ class _OnThisCpu:
     def __iter__(self) -> Iterator:
         _strategies[id(self.strategy)] = self.strategy
         return _Batches(iter(self.dataset), id(self.strategy))
-
-
-def _is_this_cpu(strategy: tf.distribute.Strategy) -> bool:
-    """Whether all replicas are on the CPU of this machine and of this process."""
-    if type(strategy) not in (tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy):
-        return False
-    devices = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
-    return all(device.job in (None, "localhost") and device.device_type == "CPU" for device in devices)
-
-
-def _drives_other_hosts(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this program feeds a TPU pod, whose hosts run TensorFlow's operations for it and no Python."""
-    if not isinstance(strategy, tf.distribute.TPUStrategy):
-        return False
-    return tf.DeviceSpec.from_string(strategy.extended.worker_devices[0]).job not in (None, "localhost")

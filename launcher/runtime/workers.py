@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from launcher.data.order import LeftOut
 from launcher.errors import PeerError
-from launcher.machine.replicas import sum_over_replicas
-
-
-def on_replicas(strategy: tf.distribute.Strategy, function: Callable[..., Any]) -> Any:
-    """A `tf.function` that runs a function on every replica of the strategy."""
-
-    # Not a lambda: TPUStrategy makes a name of the function's, which its own checks refuse for "<lambda>".
-    def run(*args: Any) -> Any:
-        return strategy.run(function, args=args)
-
-    return tf.function(run, autograph=False)
 
 
 class Workers:
@@ -38,17 +25,6 @@ class Workers:
     def __init__(self, total: Callable[[npt.ArrayLike], np.ndarray], count: int, *, are_several: bool):
         self._total, self._count = total, count
         self.are_several = are_several
-
-    @classmethod
-    def of(cls, strategy: tf.distribute.Strategy) -> Workers:
-        """Those of a strategy, all of whose replicas say what their worker says."""
-        run = on_replicas(strategy, sum_over_replicas)
-        several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-
-        def total(value: npt.ArrayLike) -> np.ndarray:
-            return strategy.experimental_local_results(run(tf.constant(value)))[0].numpy()
-
-        return cls(total, strategy.num_replicas_in_sync, are_several=several)
 
     def any(self, flag: bool) -> bool:
         """Whether any worker says so; the same answer on all."""

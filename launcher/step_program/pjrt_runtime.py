@@ -1,0 +1,519 @@
+"""`--engine=pjrt`: the step that TensorFlow traced, run by JAX on its own devices, one a replica.
+
+The program is that of `lowering`, for as many replicas as there are devices. It is called inside a `jax.jit` over a
+mesh of them, where what TensorFlow calls a replica is a partition: collectives are over the numbers of the devices.
+Parts of JAX that promise little (`jax.export`'s record of a module) were tried with 0.10.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from launcher.data.order import ALL_IN, LeftOut
+from launcher.data.pipeline import Batch, Shard
+from launcher.errors import UsageError
+from launcher.machine import jax_devices, xla
+from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
+from launcher.machine.jax_devices import JaxDevices
+from launcher.optimizers.weight_shards import WeightShard
+from launcher.run import session as session_lib
+from launcher.run.plan import RunPlan
+from launcher.run.session import Session
+from launcher.runtime import initial_values
+from launcher.runtime.batches import batches_of_host
+from launcher.runtime.initial_values import FirstValues
+from launcher.runtime.tensorflow import TfRuntime, plain
+from launcher.runtime.traits import Held, Training, Traits, Variable
+from launcher.runtime.workers import Workers
+from launcher.step_program import device_memory, jax_parts, lowering, pod_module
+from launcher.step_program.lowering import Argument, Lowered
+
+# Steps that are handed to the devices before the first of them has ended.
+_AHEAD = 2
+# Between two looks at whether devices are ready, where there are several.
+_LOOK_SECONDS = 1e-4
+_REPLICA = "replica"
+
+
+def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool, trains: bool = True) -> Session:
+    """The session of a plan of `jax_devices.plan`, whose steps JAX runs; the next two as `training.Order` has them.
+
+    Raises:
+      UsageError: JAX is missing or has other devices, or the recipe needs TensorFlow's own runtime.
+      PeerError: a peer did not come.
+    """
+    _check(plan, from_chief, trains)
+    devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
+    runtime = PjrtRuntime(
+        devices,
+        session_lib.runtime_of(plan),
+        divides_weights=plan.recipe.shard == "all",
+        as_stored=plan.finish_stored is not None,
+        deterministic=plan.deterministic and plan.strategy.accelerator == "gpu",
+    )
+    return session_lib.build_on(runtime, plan)
+
+
+def _check(plan: RunPlan, from_chief: bool, trains: bool) -> None:
+    recipe = plan.recipe
+    if recipe.task.step_assigns is not None:
+        raise UsageError(
+            "--engine=pjrt: the model has a train_step of its own, which runs in TensorFlow alone; leave --engine out"
+        )
+    if from_chief:
+        raise UsageError(
+            "--restore_from_chief is for --engine=tensorflow: give every worker --model_dir on a disk that all share"
+        )
+    if trains and "auto" in (recipe.microbatches, recipe.rematerialize):
+        raise UsageError(
+            "--engine=pjrt tries no settings: give train.microbatches and train.rematerialize values, such as those "
+            "that --mode=preflight finds"
+        )
+
+
+class PjrtRuntime:
+    """A `Runtime` on JAX's devices, one a replica.
+
+    Args:
+      host: of one device, the host's CPU.
+      divides_weights: each device has a part of the weights, too.
+      as_stored: batches come as they are stored.
+      deterministic: programs of GPUs give the same bits each time.
+    """
+
+    def __init__(
+        self,
+        devices: JaxDevices,
+        host: TfRuntime,
+        *,
+        divides_weights: bool = False,
+        as_stored: bool = False,
+        deterministic: bool = False,
+    ):
+        self.devices, self.host, self.num_replicas, self.holds = devices, host, len(devices.all), False
+        self.deterministic, self._as_stored = deterministic, as_stored
+        several = devices.num_processes > 1
+        self.traits = Traits(compiles=True, several_processes=several, own_parts=True)
+        self.workers = Workers(self._over_processes, devices.num_processes, are_several=several)
+        self.first_values: FirstValues | None = {} if divides_weights else None
+        self.averages: Mapping[int, Variable] = {}
+        self.arrays: dict[str, Any] = {}  # that the devices hold, by the names of variables
+        self._sources: dict[str, Source] = {}  # of what variables at home have no value of
+        self._variables: dict[str, tf.Variable] = {}
+        self.parts: dict[str, WeightShard] = {}  # how it is divided, by the name of what is
+        self.waiting, self.arriving = ThreadPoolExecutor(1, "steps"), ThreadPoolExecutor(1, "batches")
+
+    @functools.cached_property
+    def mesh(self) -> Any:
+        return self.devices.jax.sharding.Mesh(np.array(self.devices.all), (_REPLICA,))
+
+    def scope(self) -> contextlib.AbstractContextManager[None]:
+        return initial_values.scope(self.host.strategy, self.first_values)
+
+    def batches(self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **about: Any) -> InTurn:
+        local = len(self.devices.local)
+        place: dict[str, Any] = {
+            "num_replicas": self.num_replicas,
+            "first_replica": self.devices.first,
+            "local_replicas": local,
+        }
+        shard = Shard(**{"seed": 0, **about, **place, "as_stored": self._as_stored})
+        return InTurn(batches_of_host(make, shard, left_out), local)
+
+    def loop(self, function: Callable[[Batch], tf.Tensor], training: Training | None = None) -> PjrtLoop:
+        return PjrtLoop(self, function, training)
+
+    def rows(self, function: Callable[[Batch], Any]) -> PjrtRows:
+        return PjrtRows(self, function)
+
+    def batch_of(self, inputs: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        parts = zip(*(np.split(array, self.num_replicas) for array in inputs.values()), strict=True)
+        return [dict(zip(inputs, part, strict=True)) for part in parts]
+
+    # -------------------------------------------------------------------------------------------------------- the state
+
+    def hold(self, held: Held) -> None:
+        self.held, self._variables = held, held.all_variables()
+        self._names = {id(variable): name for name, variable in self._variables.items()}
+        self.parts = lowering.parts(held, divides_weights=self.divides_weights)
+        first = self.first_values or {}
+        made = {name: first[id(one)].make for name, one in self._variables.items() if id(one) in first}
+        self._sources = {name: whole_of(make) for name, make in made.items()}
+
+    @property
+    def divides_weights(self) -> bool:
+        return self.first_values is not None
+
+    def read(self, variable: Variable) -> np.ndarray:
+        name = self._names[id(plain(variable))]
+        return jax_devices.whole(self.arrays[name]) if self.holds else self.source(name)(None)
+
+    def read_part(self, variable: Variable) -> np.ndarray | Part:
+        self.take_state()
+        name = self._names[id(plain(variable))]
+        array, shard = self.arrays[name], self.parts.get(name)
+        if shard is None or array.is_fully_addressable:
+            return self.read(variable)
+        axis, size = shard.axis, shard.shape[shard.axis]
+        mine = np.concatenate([np.asarray(one.data) for one in _in_order(array, axis)], axis)
+        return Part(mine, Range(axis, self.devices.first * size, mine.shape[axis]), array.shape)
+
+    def write(self, variable: Variable, value: np.ndarray | Source) -> None:
+        name, source = self._names[id(plain(variable))], value if callable(value) else value_of(value)
+        if self.holds:
+            self.arrays[name] = self._placed(name, source)
+        elif callable(value) or variable.shape != value.shape:  # of which the variable is a part
+            self._sources[name] = source
+        else:
+            self._sources.pop(name, None)
+            variable.assign(value)
+
+    def source(self, name: str) -> Source:
+        """What makes a variable's value, on whatever it is beside the variable."""
+        if name in self._sources:
+            return self._sources[name]
+        variable, shard = self._variables[name], self.parts.get(name)
+        if shard is None or variable.shape == shard.whole.shape:
+            return whole_of(variable.numpy)
+        # The optimizer has made one part, and they begin alike.
+        return whole_of(lambda: np.concatenate([variable.numpy()] * shard.count, shard.axis))
+
+    def take_state(self) -> None:
+        if self.holds:
+            return
+        with self.devices.peer_failures(" as the weights and the optimizer's state were put there"):
+            for name in self._variables:
+                self.arrays[name] = self._placed(name, self.source(name))
+        self.holds = True
+        self._sources.clear()
+        for variable in self._variables.values():
+            if self.first_values and (first := self.first_values.get(id(variable))) is not None:
+                first.forget(variable)
+
+    def bring_home(self, but: Iterable[Variable] = ()) -> None:
+        if not self.holds:
+            return
+        left = {id(plain(variable)) for variable in but}
+        self.holds = False
+        for name, variable in self._variables.items():
+            if id(variable) not in left:
+                self.write(variable, jax_devices.whole(self.arrays[name]))
+        self.arrays = {}
+
+    def taken(self, program: Program) -> dict[str, Any]:
+        """The variables that a program takes, for an evaluation: others where it may change them."""
+        return {one.name: self._in_evaluation(one, program) for one in program.variables}
+
+    def _in_evaluation(self, one: Argument, program: Program) -> Any:
+        if not self.holds:
+            return self._placed(one.name, self.source(one.name))
+        average = self.averages.get(id(self._variables[one.name]))
+        name = one.name if average is None else self._names[id(average)]
+        there, part = self.arrays[name], self.parts.get(name)
+        axis = None if part is None else part.axis
+        if one.name not in program.changed and (there.dtype.name, axis) == (one.dtype, one.axis):
+            return there
+        as_wanted = self.devices.jax.sharding.NamedSharding(self.mesh, spec_of(one.axis))
+        return self.devices.jax.jit(lambda value: value.astype(one.dtype), out_shardings=as_wanted)(there)
+
+    # ------------------------------------------------------------------------------------------------- onto the devices
+
+    def _placed(self, name: str, source: Source) -> Any:
+        """A whole value on every device, or each replica's part of it on its own."""
+        first, local, shard = self.devices.first, len(self.devices.local), self.parts.get(name)
+        if shard is None:
+            return self.everywhere(source(None))
+        size = shard.shape[shard.axis]
+        mine = source(Range(shard.axis, first * size, local * size))
+        return self._of_parts(np.split(mine, local, shard.axis), shard.axis)
+
+    def everywhere(self, value: np.ndarray) -> Any:
+        return self._global([value] * len(self.devices.local), None, value.shape)
+
+    def batch(self, parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+        return {key: self._of_parts([part[key] for part in parts], 0) for key in parts[0]}
+
+    def _of_parts(self, parts: Sequence[np.ndarray], axis: int) -> Any:
+        one = parts[0].shape
+        shape = tuple(size * self.num_replicas if place == axis else size for place, size in enumerate(one))
+        return self._global(parts, axis, shape)
+
+    def _global(self, parts: Sequence[np.ndarray], axis: int | None, shape: tuple[int, ...]) -> Any:
+        jax = self.devices.jax
+        # An array that shares the host's memory would be no memory that a step can write its results to.
+        pairs = zip(parts, self.devices.local, strict=True)
+        on = [jax.device_put(part, device, may_alias=False) for part, device in pairs]
+        return jax.make_array_from_single_device_arrays(shape, jax.sharding.NamedSharding(self.mesh, spec_of(axis)), on)
+
+    def _over_processes(self, value: npt.ArrayLike) -> np.ndarray:
+        from jax.experimental import multihost_utils
+
+        with self.devices.peer_failures(""):
+            return np.sum(multihost_utils.process_allgather(np.asarray(value)), axis=0)
+
+
+class _OnDevices:
+    """A function of one replica's batch, as a program for each kind of batch."""
+
+    def __init__(
+        self,
+        runtime: PjrtRuntime,
+        function: Callable[[Batch], Any],
+        training: Training | None = None,
+        *,
+        of_rows: bool = False,
+    ):
+        self.runtime, self._function, self._of_rows = runtime, function, of_rows
+        self.trains, self._microbatches = training is not None, training.microbatches if training else 1
+        self._programs: dict[str, Program] = {}
+
+    def trace(self, batches: Any) -> tf.Graph:
+        return self.program(batches.element_spec).graph
+
+    def program(self, spec: Mapping[str, tf.TensorSpec]) -> Program:
+        """For batches of these tensors."""
+        if (key := str(sorted(spec.items()))) not in self._programs:
+            made: list[Any] = []
+
+            def noted(batch: Batch) -> list[tf.Tensor]:
+                with contextlib.nullcontext() if self.trains else xla.compiling(True):
+                    made.append(self._function(batch))
+                return tf.nest.flatten(made[-1]) if self._of_rows else tf.unstack(made[-1])
+
+            runtime = self.runtime
+            lowered = lowering.lower(
+                runtime.held,
+                noted,
+                spec,
+                strategy=runtime.host.strategy,
+                num_replicas=runtime.num_replicas,
+                divides_weights=runtime.divides_weights,
+                trains=self.trains,
+                microbatches=self._microbatches,
+                for_tpu=runtime.devices.all[0].platform == "tpu",
+            )
+            check = functools.partial(
+                device_memory.check, lowered.program, self._microbatches, runtime.devices.memory_bytes
+            )
+            self._programs[key] = Program(lowered, runtime, made[-1], check if self.trains else None)
+        return self._programs[key]
+
+    def program_for(self, parts: Sequence[Mapping[str, np.ndarray]]) -> Program:
+        return self.program({key: tf.TensorSpec(value.shape, value.dtype) for key, value in parts[0].items()})
+
+
+class PjrtLoop(_OnDevices):
+    """A `Loop` over a program that is called for each batch."""
+
+    def begin(self) -> Callable[[Iterator, int], np.ndarray]:
+        runtime, held = self.runtime, dict[str, Any]()
+        if self.trains:
+            runtime.take_state()
+            held = runtime.arrays
+
+        def run(batches: Iterator, count: int) -> np.ndarray:
+            with runtime.devices.peer_failures(f" in the middle of {'a step' if self.trains else 'an evaluation'}"):
+                return self._run(held, batches, count)
+
+        return run
+
+    def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
+        runtime, program = self.runtime, cast(Program, None)  # of the first batch
+        rows: list[Any] = []
+        put: deque[dict[str, Any]] = deque()
+        got: list[tuple[float, Future[float]]] = []
+        ended: list[Future[float]] = []
+        for number in range(count):
+            # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
+            while len(got) < min(number + 2, count):
+                asked, parts = time.monotonic(), next(batches)
+                put.append(runtime.batch(parts))
+                got.append((asked, runtime.arriving.submit(_time_when_ready, *put[-1].values())))
+                program = program or self.program_for(parts)
+            if not held:
+                held |= runtime.taken(program)
+            rows.append(program(held, put.popleft()))
+            ended.append(runtime.waiting.submit(_time_when_ready, rows[-1]))
+            if number >= _AHEAD:
+                ended[number - _AHEAD].result()
+        table = _table(rows)
+        if not self.trains:
+            return table
+        # A step waits until its batch is on the devices, from when that is asked for and the one before it has ended.
+        before = [asked for asked, _ in got[:1]] + [one.result() for one in ended[:-1]]
+        waits = [max(0.0, there.result() - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
+        return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
+
+
+class PjrtRows(_OnDevices):
+    """`Rows` of a program that is called for each batch."""
+
+    def __init__(self, runtime: PjrtRuntime, function: Callable[[Batch], Any]):
+        super().__init__(runtime, function, of_rows=True)
+
+    def begin(self) -> Callable[[Any], Any]:
+        held: dict[int, dict[str, Any]] = {}
+
+        def answer(parts: Sequence[dict[str, np.ndarray]]) -> Any:
+            program = self.program_for(parts)
+            with self.runtime.devices.peer_failures(" in the middle of an evaluation"):
+                if id(program) not in held:
+                    held[id(program)] = self.runtime.taken(program)
+                found = program(held[id(program)], self.runtime.batch(parts))
+                for one in found:
+                    _wait(one)
+                return tf.nest.pack_sequence_as(program.structure, [jax_devices.whole(one) for one in found])
+
+        return answer
+
+
+@dataclasses.dataclass(frozen=True)
+class InTurn:
+    """The batches of one replica after the other, for all `local` ones of this process at once."""
+
+    dataset: tf.data.Dataset
+    local: int
+
+    @property
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        return self.dataset.element_spec
+
+    def __iter__(self) -> Iterator[list[dict[str, np.ndarray]]]:
+        return _Turns(self.dataset.as_numpy_iterator(), self.local, self.element_spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Turns:
+    parts: Iterator[dict[str, np.ndarray]]
+    local: int
+    element_spec: dict[str, tf.TensorSpec]
+
+    def __iter__(self) -> Iterator[list[dict[str, np.ndarray]]]:
+        return self
+
+    def __next__(self) -> list[dict[str, np.ndarray]]:
+        return [next(self.parts) for _ in range(self.local)]
+
+
+def _table(rows: Sequence[Any]) -> np.ndarray:
+    """What each row has on all devices, once it is there."""
+    for row in rows[-_AHEAD:]:
+        _wait(row)
+    return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
+
+
+def _time_when_ready(*arrays: Any) -> float:
+    for one in arrays:
+        _wait(one)
+    return time.monotonic()
+
+
+def _wait(row: Any) -> None:
+    """Until every device of this process has its part, or one has failed: others may wait for that one without end."""
+    parts = [shard.data for shard in row.addressable_shards]
+    while len(parts) > 1:
+        ready = [part.is_ready() for part in parts]
+        for part, is_ready in zip(parts, ready, strict=True):
+            if is_ready:
+                part.block_until_ready()  # raises what has failed
+        parts = [part for part, is_ready in zip(parts, ready, strict=True) if not is_ready]
+        time.sleep(_LOOK_SECONDS)
+    for part in parts:
+        part.block_until_ready()
+
+
+def spec_of(axis: int | None) -> Any:
+    from jax.sharding import PartitionSpec
+
+    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _REPLICA)
+
+
+class Program:
+    """A function of all replicas: (arrays, batch) -> its report, or a list of what has the rows of all replicas.
+
+    The arrays that it changes are others afterwards, and take the memory of the old ones.
+
+    Attributes:
+      variables: those of its arguments that are.
+      changed: names of those that it changes.
+      structure: of what the function returns.
+      graph: what was lowered.
+    """
+
+    def __init__(
+        self, lowered: Lowered, runtime: PjrtRuntime, structure: Any, check: Callable[[Any], None] | None = None
+    ):
+        program, devices, jax = lowered.program, runtime.devices, runtime.devices.jax
+        from jax import export
+
+        def spec(one: Argument) -> Any:
+            return jax.ShapeDtypeStruct(one.shape, jax.numpy.dtype(one.dtype))
+
+        def shell(*arguments: Any) -> list[Any]:
+            return [jax.numpy.zeros(one.shape, one.dtype) for one in program.results]
+
+        # Gloo's reduce_scatter is suspected: between processes, a part's last row was wrong once in thousands of them.
+        scatters = devices.num_processes == 1 or devices.all[0].platform != "cpu"
+        # A record of a function of this signature, in which the module takes the place of the function's own.
+        made = export.export(jax.jit(shell, keep_unused=True))
+        exported = dataclasses.replace(
+            made(*map(spec, program.arguments)),
+            mlir_module_serialized=pod_module.of_partitions(jax_parts.load(), program.stablehlo, scatters=scatters),
+            _get_vjp=None,
+        )
+        of_rows = program.results[0].shape != ()
+        self.structure, self.graph, self._check = structure, lowered.graph, check
+        self.variables = [one for one in program.arguments if one.kind == "variable"]
+        self.changed = {one.name for one in program.results if one.kind == "variable"}
+        self._constants = {name: runtime.everywhere(value) for name, value in lowered.constants.items()}
+        specs = [
+            {one.name: spec_of(one.axis) for one in program.arguments if one.kind != "batch" and is_one(one.name)}
+            for is_one in (self.changed.__contains__, lambda name: name not in self.changed)
+        ]
+
+        def step(changed: dict[str, Any], kept: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+            given = {**kept, **changed, **batch}
+            found = list(
+                zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True)
+            )
+            report = [value for one, value in found if one.kind == "report"]
+            new = {one.name: value for one, value in found if one.kind == "variable"}
+            return new, report if of_rows else jax.numpy.stack(report)
+
+        mapped = jax.shard_map(
+            step,
+            mesh=runtime.mesh,
+            in_specs=(*specs, spec_of(0)),
+            out_specs=(specs[0], spec_of(0 if of_rows else None)),
+            check_vma=False,
+        )
+        self._run = jax.jit(mapped, donate_argnums=0)
+        self._made: Any = None
+        self._options = {"xla_gpu_deterministic_ops": True} if runtime.deterministic else None
+
+    def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
+        changed = {name: held[name] for name in self.changed}
+        kept = {one.name: held[one.name] for one in self.variables if one.name not in self.changed} | self._constants
+        if self._made is None:
+            self._made = self._run.lower(changed, kept, batch).compile(self._options)
+            if self._check is not None:
+                self._check(self._made.memory_analysis())
+        new, report = self._made(changed, kept, batch)
+        held |= new
+        return report
+
+
+def _in_order(array: Any, axis: int) -> list[Any]:
+    """What this process has of a global array, by its place."""
+    return sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
