@@ -1,4 +1,4 @@
-"""Records of TFRecord files, any one of which can be had at once.
+"""Records of TFRecord files, the user's own or of TFDS, any one of which can be had at once.
 
 A TFRecord file has no index. One pass that reads nothing but the 16 bytes around each record makes it, and it is
 kept in the data directory for as long as the files stay as they are. A record is then read by TensorFlow's own reader

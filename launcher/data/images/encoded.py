@@ -1,4 +1,4 @@
-"""Encoded images of the user's own that can be had in any order: what such a set offers, and its batches."""
+"""Encoded images that can be had in any order, of the user's own or of TFDS: what a set offers, and its batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EncodedImages(Examples, Protocol):
         """The file of an image; raises UsageError where that, or its label, is not what it is bound to be."""
 
     def identity(self) -> str:
-        """See `launcher.data.pipeline.Data`: of names, sizes and a glance, so that a copy of the files is the same."""
+        """A digest of names, sizes and a glance, so that a copy of the files is the same; see `DataWithIdentity`."""
 
     def damaged(self) -> list[str]:
         """Examples that are damaged as far as it shows without decoding, each with what is wrong with it.
