@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,11 +10,12 @@ from cases import repeated_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.data import distributed
 from launcher.data.philox import uniform
 from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard, held
 from launcher.errors import UsageError
+from launcher.runtime import batches as runtime_batches
 from launcher.runtime.tensorflow import TfRuntime
+from launcher.runtime.traits import traits_of
 
 pytestmark = pytest.mark.slow
 
@@ -160,13 +163,12 @@ def test_arrays_of_any_dtype_come_back_as_they_are():
 
 
 @pytest.mark.parametrize("on_this_cpu", [True, False])
-def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed, monkeypatch, on_this_cpu):
+def test_mirrored_replicas_get_their_parts_of_the_global_batch(undisturbed, on_this_cpu):
     """Eagerly and in a graph, as on this machine's CPU and as on GPUs."""
-    if not on_this_cpu:
-        monkeypatch.setattr(distributed, "_is_this_cpu", lambda strategy: False)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    batches = iter(TfRuntime(strategy).batches(_data().train_batches, global_batch_size=BATCH, seed=5))
-    assert isinstance(batches, distributed._Batches) == on_this_cpu
+    runtime = TfRuntime(strategy, dataclasses.replace(traits_of(strategy), one_memory=on_this_cpu))
+    batches = iter(runtime.batches(_data().train_batches, global_batch_size=BATCH, seed=5))
+    assert isinstance(batches, runtime_batches._Batches) == on_this_cpu
 
     def parts(fed):
         def of_replica(batch):
