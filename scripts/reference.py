@@ -179,7 +179,7 @@ def _bindings() -> Iterator[str]:
     found = {
         selector: made.wrapped
         for selector, made in internals().registry.items()
-        if _source(made.wrapped).split(".")[0] == "launcher" and not selector.startswith("keras.")
+        if re.match(r"launcher\.(?!gin_configs)", _source(made.wrapped)) and not selector.startswith("keras.")
     }
     yield "## Bindings\n"
     yield (

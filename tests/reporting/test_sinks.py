@@ -138,7 +138,7 @@ def test_a_sink_that_never_answers_holds_up_no_step_and_not_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     monkeypatch.setattr(sinks, "_PATIENCE_SECONDS", 0.25)
-    monkeypatch.setattr(sinks, "_MOST_WAITING", 2)
+    monkeypatch.setattr(sinks, "_MOST_WAITING", 4)  # more than a run of this test ever has
     answer = threading.Event()
     sink, whole = Kept(), Kept()
     setattr(sink, silent, lambda what: answer.wait(60))
@@ -151,6 +151,20 @@ def test_a_sink_that_never_answers_holds_up_no_step_and_not_the_end(
     finally:
         answer.set()
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 3
+
+
+def test_no_more_than_so_many_events_wait_for_a_sink(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "_PATIENCE_SECONDS", 0.25)
+    monkeypatch.setattr(sinks, "_MOST_WAITING", 1)
+    answer, sink = threading.Event(), Kept()
+    sink.started = lambda run: answer.wait(60)  # type: ignore[method-assign]
+    try:
+        report_to(sink, model_dir=tmp_path)
+        assert "Kept does not answer: 1 events wait for it, and it gets no more until it does" in caplog.messages
+    finally:
+        answer.set()
 
 
 def test_prometheus_reads_the_newest_numbers(tmp_path: Path) -> None:
