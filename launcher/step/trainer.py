@@ -232,7 +232,7 @@ class Trainer:
         if found is None and self._spec is not None and isinstance(self.replica_step, ReplicaStep):
             # The first microbatch's graph, once more, with all rows: what cuts off padding hides how many there are.
             self.task.keeps_padding, first = True, functools.partial(self.replica_step.first_microbatch, scale=1.0)
-            again = tf.function(lambda batch: strategy.run(first, [batch]))
+            again = tf.function(lambda batch: strategy.run(first, [batch]), autograph=False)
             found, times = flops.count(again.get_concrete_function(self._spec).graph, []), self.config.microbatches
             self.task.keeps_padding = False
         return flops.Flops(*(times * one for one in found)) if found and found.hardware else None

@@ -62,10 +62,28 @@ atexit.register(note)
 """
 
 
-def test_a_run_of_a_built_in_task_converts_nothing(run_launcher, tmp_path):
+KERAS_PROGRAM = """
+import counted, keras, launcher, numpy as np
+
+def build():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+launcher.fit(build, (np.ones([5, 2], "float32"), np.ones([5, 1], "float32")), batch_size=2, model_dir="run")
+"""
+
+
+@pytest.mark.parametrize("recipe", ["counted.gin", "program.py"])
+def test_a_run_of_a_built_in_task_or_of_a_keras_model_with_a_short_batch_converts_nothing(
+    run_launcher, tmp_path, recipe
+):
     (tmp_path / "counted.py").write_text(COUNTED)
-    (tmp_path / "counted.gin").write_text(f"import counted\ninclude '{ROOT}/tests/support/small_digits.gin'\n")
-    finished = run_launcher("--gin_file=counted.gin", "--gin_param=train.steps = 2", "--model_dir=run")
+    (tmp_path / "counted.gin").write_text(
+        f"import counted\ninclude '{ROOT}/tests/support/small_digits.gin'\ntrain.steps = 2\n"
+    )
+    (tmp_path / "program.py").write_text(KERAS_PROGRAM)
+    finished = run_launcher(f"--gin_file={recipe}", "--model_dir=run", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     # The one is the call of what users may have brought.
     assert (tmp_path / "converted.txt").read_text() == "1"
