@@ -275,3 +275,8 @@ def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memo
     made_so.download_and_prepare(download_config=tensorflow_datasets.download.DownloadConfig(num_shards=7))
     np.testing.assert_array_equal(by_label(), whole)
     assert "read into memory alone: raise image_data.memory_limit_bytes" in refused(by_need=True)
+    (shard,) = folder.glob("*train*00002-of-*")
+    content = shard.read_bytes()
+    for length in (len(content) - 10, len(content) // 2):
+        shard.write_bytes(content[:length])
+        assert f"{shard} is damaged or cut: " in refused()
