@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from launcher.config.bound_types import check_value
+from launcher.config.bound_types import check_value, parameters
 from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import steps_per_epoch as epoch_of
 from launcher.data.python_batches import is_python
@@ -131,6 +131,9 @@ def fit(
     kinds: list[tuple[str, Any, Any, str]] = [
         ("epochs", epochs, numbers.Real, "a number above 0"),
         ("batch_size", batch_size, numbers.Integral, "a whole number above 0"),
+        ("steps_per_epoch", steps_per_epoch, numbers.Integral, "a whole number above 0"),
+        ("validation_steps", validation_steps, numbers.Integral, "a whole number above 0"),
+        ("shuffle", shuffle or None, bool, "True or False"),
         ("model_dir", model_dir, str | os.PathLike, "the path of a folder"),
         ("strategy", strategy, str | tf.distribute.Strategy, "a name or a tf.distribute.Strategy"),
         ("class_weight", class_weight, Mapping, "a dict such as {0: 1.0, 1: 5.0}"),
@@ -268,12 +271,13 @@ def _is_whole(source: Any, is_model: bool) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = [field.name for field in dataclasses.fields(Recipe)]
-    for name in settings:
+    known, _ = parameters(Recipe)
+    for name, value in settings.items():
         if name not in known:
             raise UsageError(f"fit: there is no argument {name!r}{advice(name, known)}")
+        if isinstance(known[name].default, bool) and (problem := known[name].problem_with(value)):
+            raise UsageError(f"fit: {name} = {value!r}: {problem}")
         if (make := programs.GROUPS.get(name)) is not None:
-            value = settings[name]
             check_value(f"fit: {name}", value, value is None or isinstance(value, Mapping | make), "a dict of settings")
 
 
