@@ -36,13 +36,11 @@ from launcher.runtime.initial_values import FirstValues
 from launcher.runtime.tensorflow import TfRuntime, plain
 from launcher.runtime.traits import Held, Training, Traits, Variable
 from launcher.runtime.workers import Workers
-from launcher.step_program import device_memory, jax_parts, lowering, pod_module
+from launcher.step_program import device_arrays, device_memory, jax_parts, lowering, pod_module
 from launcher.step_program.lowering import Argument, Lowered
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
-# Between two looks at whether devices are ready, where there are several.
-_LOOK_SECONDS = 1e-4
 _REPLICA = "replica"
 
 
@@ -166,7 +164,7 @@ class PjrtRuntime:
         if shard is None or array.is_fully_addressable:
             return self.read(variable)
         axis, size = shard.axis, shard.shape[shard.axis]
-        mine = np.concatenate([np.asarray(one.data) for one in _in_order(array, axis)], axis)
+        mine = np.concatenate([np.asarray(one.data) for one in device_arrays.in_order(array, axis)], axis)
         return Part(mine, Range(axis, self.devices.first * size, mine.shape[axis]), array.shape)
 
     def write(self, variable: Variable, value: np.ndarray | Source) -> None:
@@ -339,12 +337,12 @@ class PjrtLoop(_OnDevices):
             while len(got) < min(number + 2, count):
                 asked, parts = time.monotonic(), next(batches)
                 put.append(runtime.batch(parts))
-                got.append((asked, runtime.arriving.submit(_time_when_ready, *put[-1].values())))
+                got.append((asked, runtime.arriving.submit(device_arrays.time_when_ready, *put[-1].values())))
                 program = program or self.program_for(parts)
             if not held:
                 held |= runtime.taken(program)
             rows.append(program(held, put.popleft()))
-            ended.append(runtime.waiting.submit(_time_when_ready, rows[-1]))
+            ended.append(runtime.waiting.submit(device_arrays.time_when_ready, rows[-1]))
             if number >= _AHEAD:
                 ended[number - _AHEAD].result()
         table = _table(rows)
@@ -372,7 +370,7 @@ class PjrtRows(_OnDevices):
                     held[id(program)] = self.runtime.taken(program)
                 found = program(held[id(program)], self.runtime.batch(parts))
                 for one in found:
-                    _wait(one)
+                    device_arrays.wait(one)
                 return tf.nest.pack_sequence_as(program.structure, [jax_devices.whole(one) for one in found])
 
         return answer
@@ -409,28 +407,8 @@ class _Turns:
 def _table(rows: Sequence[Any]) -> np.ndarray:
     """What each row has on all devices, once it is there."""
     for row in rows[-_AHEAD:]:
-        _wait(row)
+        device_arrays.wait(row)
     return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
-
-
-def _time_when_ready(*arrays: Any) -> float:
-    for one in arrays:
-        _wait(one)
-    return time.monotonic()
-
-
-def _wait(row: Any) -> None:
-    """Until every device of this process has its part, or one has failed: others may wait for that one without end."""
-    parts = [shard.data for shard in row.addressable_shards]
-    while len(parts) > 1:
-        ready = [part.is_ready() for part in parts]
-        for part, is_ready in zip(parts, ready, strict=True):
-            if is_ready:
-                part.block_until_ready()  # raises what has failed
-        parts = [part for part, is_ready in zip(parts, ready, strict=True) if not is_ready]
-        time.sleep(_LOOK_SECONDS)
-    for part in parts:
-        part.block_until_ready()
 
 
 def spec_of(axis: int | None) -> Any:
@@ -512,8 +490,3 @@ class Program:
         new, report = self._made(changed, kept, batch)
         held |= new
         return report
-
-
-def _in_order(array: Any, axis: int) -> list[Any]:
-    """What this process has of a global array, by its place."""
-    return sorted(array.addressable_shards, key=lambda shard: shard.index[axis].start or 0)
