@@ -17,7 +17,7 @@ def time_when_ready(*arrays: Any) -> float:
 
 
 def wait(row: Any) -> None:
-    """Waits until every device of this process has its part, or one has failed, for which others may wait without end."""
+    """Waits for every device of this process, or for one that failed: for that one, others may wait without end."""
     parts = [shard.data for shard in row.addressable_shards]
     while len(parts) > 1:
         ready = [part.is_ready() for part in parts]
