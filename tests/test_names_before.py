@@ -12,8 +12,8 @@ from places import ROOT
 
 import launcher
 
-# As the version before the names wrote them: a recipe and step 2 of its run; another one and its sweep, whose second trial
-# was interrupted after step 2. The metrics are those of all four steps.
+# As the version before the names wrote them: a recipe and step 2 of its run; another one and its sweep, of which the
+# second trial was interrupted after step 2. The metrics are those of all four steps.
 WRITTEN = ROOT / "tests" / "written_before"
 
 
