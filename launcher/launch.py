@@ -161,8 +161,8 @@ def make_job(options: flags.FlagValues, arguments: Sequence[str]) -> Job:
         value = options[name].value
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{name}={value:g}: must be a number of seconds above 0")
-    values = modes.define_flags()
-    modes.refuse_arguments(modes.parse(values, ["launcher.main", *arguments], others=SHOWN_FLAGS))
+    values, rest = modes.options_of(["launcher.main", *arguments], others=SHOWN_FLAGS)
+    modes.refuse_arguments(rest)
     request = modes.make_request(values)
     if isinstance(request, modes.TrainRequest):
         preemption.configure(request.notice_signals, request.stop_after)

@@ -98,13 +98,12 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     Raises:
       UsageError: one is not, or there is something else.
     """
-    options = modes.define_flags()
     try:
-        rest = modes.parse(options, argv)
+        options, rest = modes.options_of(argv)
     except UsageError:
         from launcher.launch import SHOWN_FLAGS  # late: nothing else needs it
 
-        if not {word.partition("=")[0].strip("-") for word in argv[1:]} & ({*SHOWN_FLAGS} - {*options}):
+        if not {word.partition("=")[0].strip("-") for word in argv[1:]} & ({*SHOWN_FLAGS} - {*modes.define_flags()}):
             raise
         line = f"{installation.python()} -m launcher.launch {shlex.join(argv[1:])}"
         raise UsageError(f"this is for the supervisor, which starts the workers: {line}") from None

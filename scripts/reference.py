@@ -108,7 +108,7 @@ def _flags_of_main() -> Iterator[str]:
     flags_of: dict[tuple[str, ...], str] = {}  # modes with the same flags share a list
     for mode in modes.MODES.values():
         yield f"### --mode={mode.name}\n"
-        yield (sentence(mode.purpose) + ("" if mode.needs_recipe else " It needs no recipe.") + "\n")
+        yield (sentence(mode.says) + ("" if mode.needs_recipe else " It needs no recipe.") + "\n")
         own = tuple(mode.own_flags)
         if own in flags_of:
             yield f"Its flags are those of `--mode={flags_of[own]}`.\n"

@@ -258,7 +258,7 @@ def test_a_row_of_the_table_and_a_file_are_a_mode(capsys, monkeypatch):
     file = types.ModuleType("launcher.modes.greet")
     file.run = lambda request: print(request.greeting, request.dry_run) or 0
     row = modes.Mode(
-        name="greet", purpose="says something", request=GreetingRequest, refuses={"replicas": "speaks once"},
+        name="greet", says="says something", request=GreetingRequest, refuses={"replicas": "speaks once"},
         needs_recipe=False, needs_tensorflow=False, shows_plan=True,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "launcher.modes.greet", file)
@@ -278,7 +278,7 @@ def test_a_row_of_the_table_and_a_file_are_a_mode(capsys, monkeypatch):
 
 @pytest.mark.parametrize("mode", modes.MODES.values(), ids=lambda mode: mode.name)
 def test_every_row_names_a_file_and_flags_that_exist(mode):
-    assert importlib.util.find_spec(f"launcher.modes.{mode.module or mode.name}")
+    assert importlib.util.find_spec(mode.module or f"launcher.modes.{mode.name}")
     assert set(mode.refuses) <= {field.name for field in dataclasses.fields(mode.request)}
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import gin
 
-from launcher.config import bound_types
+from launcher.config import bound_types, plugins
 from launcher.config.gin_files import Binding, Import, Name, find_file, names_in, read_file, read_param, replace_names
 from launcher.config.gin_private import internals
 from launcher.config.user_modules import import_module, in_a_file
@@ -37,6 +37,7 @@ class Loaded:
     bound: dict[Key, Binding] = dataclasses.field(default_factory=dict)
     overridden: list[tuple[Binding, int]] = dataclasses.field(default_factory=list)  # and the order of what won
     files: list[str] = dataclasses.field(default_factory=list)  # includes too, in the order in which they were opened
+    foreign: str | None = None  # as of `user_modules.import_module`
 
 
 loaded = Loaded()
@@ -67,7 +68,7 @@ def load(
         is missing. Nothing but `before_imports` has been called then.
     """
     reset()
-    files = loaded.files
+    loaded.foreign, files = foreign, loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
     imports = [statement for statement in statements if isinstance(statement, Import)]
@@ -194,16 +195,30 @@ def _bind(binding: Binding) -> None:
 def find_configurable(selector: str, binding: Binding) -> Any:
     registry = internals().registry
     matches = registry.matching_selectors(selector)
+    if not matches:
+        _import_sink(selector, binding)
+        matches = registry.matching_selectors(selector)
     if len(matches) == 1:
         return registry[matches[0]]
     if matches:
         names = ", ".join(short_name(match) for match in sorted(matches))
         raise UsageError(f"{binding}: {selector!r} is ambiguous; write one of {names}")
     known = {short_name(name) for name, _ in registry.items() if not name.startswith("gin.")}
+    known |= {*plugins.entries(plugins.SINKS)}
     own = "" if nearest(selector, known) else "; if it is your own, import its module in the gin file"
     raise UsageError(
         f"{binding}: nothing is named {selector!r}{in_a_file(selector, loaded.files) or advice(selector, known) + own}"
     )
+
+
+def _import_sink(selector: str, binding: Binding) -> None:
+    """Imports the module of an installed package that has the name as a sink, as the gin file would."""
+    if (entry := plugins.entries(plugins.SINKS).get(selector)) is not None:
+        where = f"{binding}: a package has {selector} as {entry.value}"
+        wanted = Import(module=entry.module, text=f"import {entry.module}", where=where, folder="", statement=None)
+        import_module(wanted, loaded.foreign)
+        if not internals().registry.matching_selectors(selector):
+            raise UsageError(f"{where}, which is no @gin.configurable of that name")
 
 
 def _reference(binding: Binding, name: Name) -> Any:

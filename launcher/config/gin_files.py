@@ -101,7 +101,8 @@ class Binding:
 class Import:
     """One `import module` or `from package import module`.
 
-    `folder` is that of the gin file, where modules are looked for, too; "" for a recipe of Launcher's.
+    `folder` is that of the gin file, where modules are looked for, too; "" for a recipe of Launcher's. `statement` is
+    gin's own; None of what stands in no file.
     """
 
     module: str

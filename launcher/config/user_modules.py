@@ -45,7 +45,8 @@ def import_module(wanted: Import, foreign: str | None = None) -> None:
         raise UsageError(f"{wanted.where}: {wanted.text} failed: {place}{user_code.summary(error)}") from error
     if place is not None:
         raise UsageError(f"{wanted.where}: {wanted.text}: {place} lies in {foreign}; trust=True would run it")
-    internals().imports.add(wanted.statement)
+    if wanted.statement is not None:
+        internals().imports.add(wanted.statement)
 
 
 def _place_in(folder: str, module: str) -> str | None:

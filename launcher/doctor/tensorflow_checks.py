@@ -6,6 +6,7 @@ from launcher.doctor import child, nvidia
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_FAILED
 from launcher.machine import installation
+from launcher.machine.runtime_kinds import PJRT
 
 
 @check("TensorFlow and Keras 3 start", waits_for="starting TensorFlow in a process of its own")
@@ -74,16 +75,16 @@ def gpus(context: Context) -> Iterator[Finding]:
 
 
 def _of_jax(context: Context) -> Iterator[Finding]:
-    """Findings on GPUs that TensorFlow does not list, and --engine=pjrt would train on."""
+    """Findings on GPUs that TensorFlow does not list, and JAX would train on."""
     if not nvidia.count(context):
         raise Skip("no GPU")
     answer = context.says("jax_gpus")
     values = answer.values
     if answer.problem:
-        yield warn(f"--engine=pjrt: {answer.problem}", f"see nvidia-smi; {installation.command('jax_cuda12')}")
+        yield warn(f"{PJRT.flag}: {answer.problem}", f"see nvidia-smi; {installation.command('jax_cuda12')}")
     else:
         yield ok(
-            f"--engine=pjrt: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each "
+            f"{PJRT.flag}: {values['count']} x {values['model']}, {values['bytes'] / 2**30:.1f} GiB offered on each "
             "(gpu.memory_share); each multiplies rightly, and an all-reduce adds up"
         )
 

@@ -123,7 +123,7 @@ def _jax_gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     if devices.discover().gpus or not nvidia.visible(os.environ):
         return None
     alone = resolve({})
-    found = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone, None)
+    found = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone)
     jax, count = found.jax, len(found.all)
     ones = jax.device_put(np.ones((count, 256, 256), np.float32), jax_devices.spread(jax, found.all))
     if (total := float(jax.jit(lambda one: (one @ one).sum())(ones))) != count * 256.0**3:

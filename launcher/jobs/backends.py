@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 
 from launcher import modes
+from launcher.config import plugins
 from launcher.errors import UsageError
 from launcher.jobs import kubernetes, tpu_vm
 from launcher.jobs.job import Backend, Job
@@ -22,6 +23,7 @@ from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.jobs.slurm import Srun
 from launcher.jobs.transports import AgentCommand, Exec, Host, Ssh, Transport, parse_hosts
+from launcher.machine.runtime_kinds import PJRT
 from launcher.modes import flag
 
 _DEFAULT_RESTARTS = 3
@@ -58,7 +60,8 @@ class BackendFlags:
     )
     at_once: int = flag("Trials of --sweep side by side, which divide processors and GPUs.", 1, lower_bound=1)
     hosts: str | None = flag(
-        "With --backend=ssh and exec: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and --engine=pjrt: the "
+        "With --backend=ssh and exec: hosts of the job, such as a,b or me@a,me@b. With tpu_vm and "
+        f"{PJRT.flag}: the "
         "addresses of all hosts of the node, in gcloud's order."
     )
     hostfile: str | None = flag(
@@ -144,9 +147,7 @@ class Kind:
 
 def chosen(options: flags.FlagValues) -> Kind:
     """The kind of backend that the flags name; refuses others, and flags that it would ignore."""
-    kind = KINDS.get(options.backend)
-    if kind is None:
-        raise UsageError(f"--backend={options.backend}: there is {', '.join(KINDS)}")
+    kind = KINDS[options.backend]
     for name in FLAGS:
         if options[name].present and name not in kind.flags:
             readers = " or ".join(f"--backend={other}" for other, it in KINDS.items() if name in it.flags)
@@ -157,8 +158,7 @@ def chosen(options: flags.FlagValues) -> Kind:
 
 def define_flags(values: flags.FlagValues) -> None:
     """Adds --backend, and the flags that not every backend reads."""
-    says = "; ".join(f"{name}, {kind.says}" for name, kind in KINDS.items())
-    flags.DEFINE_string("backend", "local", f"Where workers run: {says}.", flag_values=values)
+    modes.name_in(lambda: KINDS)("backend", default="local", help="Where workers run", flag_values=values)
     modes.define(FLAGS, values)
 
 
@@ -177,12 +177,12 @@ def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
 
 def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
     transport, request = _tpu_vm(options), job.request
-    if options.hosts is not None and not request.is_run_on_every_host:
+    if options.hosts is not None and not request.runtime.has_devices:
         raise UsageError(
-            f"--hosts={options.hosts}: with TensorFlow's engine one program on host 0 drives all hosts of a TPU; "
-            "leave it out, or add --engine=pjrt"
+            f"--hosts={options.hosts}: TensorFlow drives all hosts of a TPU by one program on host 0; "
+            f"leave it out, or add {PJRT.flag}"
         )
-    is_whole_slice = not request.is_run_on_every_host and request.tpu != "local"  # which is a node of one host
+    is_whole_slice = not request.runtime.has_devices and request.tpu != "local"  # which is a node of one host
     needed = {"TPU_NAME": transport.node, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
     return _make_remote(options, job, console, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
 
@@ -219,6 +219,11 @@ def _make_remote(
     )
 
 
+def on_hosts(says: str, transport: Callable[[flags.FlagValues], Transport], *named: str) -> Kind:
+    """A backend whose workers run on the hosts of a transport, which may read flags that are `named`."""
+    return Kind(says=says, make=_make_remote, transport=transport, flags=(*named, *_OF_REMOTE))
+
+
 def _shown(item: str) -> str:
     """The part of a value of --env that may be shown."""
     name, is_set, _ = item.partition("=")
@@ -239,7 +244,7 @@ def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-KINDS: Mapping[str, Kind] = {
+_KINDS = {
     "local": Kind(
         says="all on this host",
         make=_make_local,
@@ -252,36 +257,31 @@ KINDS: Mapping[str, Kind] = {
         why_one="a member is one worker, and finds the others in its environment",
         max_restarts=0,  # its scheduler restarts all of them
     ),
-    "ssh": Kind(
-        says="on --hosts",
-        make=_make_remote,
-        transport=lambda options: Ssh(_hosts(options), options.ssh_command),
-        flags=("hosts", "hostfile", "ssh_command", *_OF_REMOTE),
+    "ssh": on_hosts(
+        "on --hosts", lambda options: Ssh(_hosts(options), options.ssh_command), "hosts", "hostfile", "ssh_command"
     ),
-    "exec": Kind(
-        says="on --hosts, by --command",
-        make=_make_remote,
-        transport=lambda options: Exec(_hosts(options), options.command or ""),
-        flags=("hosts", "hostfile", "command", *_OF_REMOTE),
+    "exec": on_hosts(
+        "on --hosts, by --command",
+        lambda options: Exec(_hosts(options), options.command or ""),
+        *("hosts", "hostfile", "command"),
     ),
-    "slurm": Kind(
-        says="on the nodes of the Slurm job that this runs in",
-        make=_make_remote,
-        transport=lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
-        flags=("srun_options", *_OF_REMOTE),
+    "slurm": on_hosts(
+        "on the nodes of the Slurm job that this runs in",
+        lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
+        "srun_options",
     ),
-    "ray": Kind(
-        says="on nodes of a Ray cluster, one each",
-        make=_make_remote,
-        transport=lambda options: Ray(options.workers or 1, options.ray_resources),
-        flags=("ray_resources", *_OF_REMOTE),
+    "ray": on_hosts(
+        "on nodes of a Ray cluster, one each",
+        lambda options: Ray(options.workers or 1, options.ray_resources),
+        "ray_resources",
     ),
     "kubernetes": Kind(says="in pods", make=None, flags=tuple(modes.fields_of(kubernetes.PodFlags))),
     "tpu_vm": Kind(
-        says="on host 0 of --tpu_node, or with --engine=pjrt on its --hosts",
+        says=f"on host 0 of --tpu_node, or with {PJRT.flag} on its --hosts",
         make=_make_tpu_vm,
         transport=_tpu_vm,
         why_one="a host of a TPU has one, and which hosts is for --hosts to say",
         flags=(*modes.fields_of(tpu_vm.NodeFlags), "hosts", *_OF_REMOTE),
     ),
 }
+KINDS = plugins.Table("backend", Kind, _KINDS)

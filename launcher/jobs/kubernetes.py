@@ -32,6 +32,7 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_USAGE, 
 from launcher.jobs.job import Job
 from launcher.machine import installation
 from launcher.machine.cluster.kubernetes import DEFAULT_PORT
+from launcher.machine.runtime_kinds import PJRT
 from launcher.modes import flag
 
 
@@ -112,10 +113,10 @@ def pods(options: flags.FlagValues, job: Job) -> Pods:
     if longest > _LABEL_LENGTH:
         raise UsageError(f"--job_name={name}: pod names of {longest} characters, more than {_LABEL_LENGTH}; shorten it")
     resources = _quantities(options.resources)
-    if _TPU in resources and job.workers > 1 and not job.request.is_run_on_every_host:
+    if _TPU in resources and job.workers > 1 and not job.request.runtime.has_devices:
         raise UsageError(
             f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
-            "workers that GKE does not start. Add --engine=pjrt, or use --workers=1 and a slice of one host"
+            f"workers that GKE does not start. Add {PJRT.flag}, or use --workers=1 and a slice of one host"
         )
     return Pods(
         kind=options.manifest,

@@ -1,6 +1,6 @@
-"""The hosts of a Cloud TPU, reached by gcloud: host 0 alone, or with `--engine=pjrt` every host of the slice.
+"""The hosts of a Cloud TPU, reached by gcloud: host 0 alone, or where JAX runs the steps every host of the slice.
 
-With TensorFlow's engine one program drives the slice. On a pod the other hosts run TensorFlow's TPU worker, which their
+With TensorFlow one program drives the slice. On a pod the other hosts run TensorFlow's TPU worker, which their
 image starts, so nothing is to be started on them. Our program finds the slice by TPU_NAME, and must leave the chips of
 its own host to that worker: TPU_LOAD_LIBRARY=0.
 """

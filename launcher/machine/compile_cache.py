@@ -14,18 +14,21 @@ from pathlib import Path
 from launcher.errors import UsageError
 
 _SEAL = ".sha256"
+folder_in_use: str | None = None  # of this process
 
 
 # Leans on TensorFlow: `TF_XLA_FLAGS` names the persistent cache's folder, and an entry is one file. Noticed by
 # tests/run/test_compile_cache.py. Then: look the flag up in TensorFlow's `xla/flags`; refuse `--compile_cache` until
 # then.
 def use(folder: str) -> None:
-    """Has TensorFlow use the folder. It reads a variable when it first compiles, and knows no other way."""
+    """Has this process use the folder: TensorFlow reads a variable when it first compiles, and knows no other way."""
+    global folder_in_use
     path = str(_path(folder))
     if path.split() != [path] or "://" in folder:
         raise UsageError(f"--compile_cache={folder}: must be a folder of this machine, without spaces in its name")
     present = os.environ.get("TF_XLA_FLAGS", "")
     os.environ["TF_XLA_FLAGS"] = f"{present} --tf_xla_persistent_cache_directory={path}".strip()
+    folder_in_use = path
 
 
 def prepare(folder: str) -> None:

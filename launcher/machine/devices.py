@@ -14,6 +14,7 @@ from launcher.config import gin_bindings
 from launcher.config.bound_types import check_value
 from launcher.machine import versions
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, FLOAT16_CAPABILITY
+from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
 
 # A compiled step waits for ever for a replica that is gone, unless XLA is told how long. One that does not know the
 # flag ends the process: TensorFlow 2.16, 2.18 and 2.21 know it, and jaxlib 0.10.2.
@@ -70,7 +71,7 @@ class StrategyPlan:
     """A strategy that has been decided on and not yet made.
 
     Attributes:
-      kind: "one_device", "mirrored", "multi_worker" or "tpu".
+      kind: "one_device", "mirrored", "multi_worker" or "tpu"; of devices of its own, the name of the runtime.
       num_replicas: replicas in sync over all processes, of which this process drives `local_replicas`.
       why: the reason for the kind, for people.
       devices: this process's devices, such as "GPU:0".
@@ -80,6 +81,7 @@ class StrategyPlan:
       gpu_model: the maker's name of the first GPU; empty without one.
       tpu: name or address of the TPU, or "local"; None without one.
       absent: whether it is on devices that this machine need not have, and none is set up.
+      runtime: what runs the steps.
     """
 
     kind: str
@@ -94,6 +96,7 @@ class StrategyPlan:
     tpu: str | None = None
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
     absent: bool = False
+    runtime: RuntimeKind = TENSORFLOW
 
     @property
     def is_absent(self) -> bool:

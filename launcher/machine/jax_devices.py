@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import PeerError, UsageError
-from launcher.machine import exit_barrier, installation, nvidia, peers, ports, tpu
+from launcher.machine import compile_cache, exit_barrier, installation, nvidia, peers, ports, tpu
 from launcher.machine.cluster import Cluster
-from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, gpu_notes, of_gpus
+from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, discover, gpu_notes, of_gpus
+from launcher.machine.runtime_kinds import PJRT
 from launcher.machine.stderr_filter import without_early_log
 
-KIND = "pjrt"  # what a plan of these devices says in the place of a tf.distribute strategy
+_FLAG = PJRT.flag
 # How much of a GPU JAX takes, where the user says it; the first is the name that newer versions know alone.
 _MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 # JAX ends a process whose peer has been silent for so long; the error of a broken connection comes much earlier.
@@ -62,20 +63,21 @@ class JaxDevices:
                 raise UsageError(
                     f"out of memory{when}, of {self.memory_bytes / 2**30:.1f} GiB that JAX has on each device "
                     f"({_first_line(error)}): give a larger train.microbatches or a smaller train.global_batch_size, "
-                    "such as --mode=preflight --engine=pjrt finds"
+                    f"such as --mode=preflight {_FLAG} finds"
                 ) from error
             if self.num_processes == 1 or not is_peer_failure(error):
                 raise
             raise PeerError(f"another worker went away{when}: {_first_line(error)}") from error
 
 
-def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], devices: Devices) -> StrategyPlan:
+def plan(
+    replicas: int | None, cluster: Cluster, environ: Mapping[str, str], devices: Devices | None = None
+) -> StrategyPlan:
     """As many local devices as `--replicas` says, else all accelerators, else one CPU device; JAX is not asked."""
+    devices = discover() if devices is None else devices
     asked = environ.get("JAX_PLATFORMS", "").partition(",")[0]
     if asked not in ("", "cpu", "tpu", "gpu", "cuda"):
-        raise UsageError(
-            f"JAX_PLATFORMS={asked}: --engine=pjrt trains on CPUs, NVIDIA's GPUs and TPUs; unset it, or say cpu"
-        )
+        raise UsageError(f"JAX_PLATFORMS={asked}: {_FLAG} trains on CPUs, NVIDIA's GPUs and TPUs; unset it, or say cpu")
     gpus = [Gpu(model=one.name, compute_capability=one.compute_capability) for one in nvidia.visible(environ)]
     counts = {"gpu": len(gpus), "tpu": len(devices.tpu_chips)}
     accelerator, there = next(((name, count) for name, count in counts.items() if count and asked != "cpu"), ("cpu", 0))
@@ -94,7 +96,7 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
     if hosts not in (1, cluster.num_workers):
         raise UsageError(
             f"this is host {host} of a TPU slice of {hosts} hosts, and {cluster.num_workers} process(es) are to train: "
-            "with --engine=pjrt every host runs the program, which scripts/tpu_pod_train.sh starts, or "
+            f"with {_FLAG} every host runs the program, which scripts/tpu_pod_train.sh starts, or "
             "python -m launcher.launch --backend=tpu_vm with all --hosts"
         )
     count, notes = replicas or there or 1, list[str]()
@@ -108,10 +110,11 @@ def plan(replicas: int | None, cluster: Cluster, environ: Mapping[str, str], dev
         share = named or f"gpu.memory_share = {options.memory_share}"
         notes.append(f"JAX takes its share of each GPU's memory at the start: {share}")
     return StrategyPlan(
-        kind=KIND,
+        kind=PJRT.name,
+        runtime=PJRT,
         num_replicas=count * cluster.num_workers,
         local_replicas=count,
-        why=f"--engine=pjrt: the step runs by JAX on {accelerator.upper()} devices",
+        why=f"{_FLAG}: the step runs by JAX on {accelerator.upper()} devices",
         devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
         accelerator=accelerator,
         notes=(*notes, *ports.public_address_notes(cluster.workers)),
@@ -124,11 +127,11 @@ def check_jax(extra: str = "preflight") -> None:
     try:
         import jax  # noqa: F401
     except ImportError:
-        installation.require_python_of_jax("--engine=pjrt", extra)
-        raise UsageError(f"--engine=pjrt needs JAX: {installation.jax_command(extra)}") from None
+        installation.require_python_of_jax(_FLAG, extra)
+        raise UsageError(f"{_FLAG} needs JAX: {installation.jax_command(extra)}") from None
 
 
-def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> JaxDevices:
+def start(wanted: StrategyPlan, cluster: Cluster) -> JaxDevices:
     """Starts JAX on the devices of a plan, and waits for the peers.
 
     Raises:
@@ -139,10 +142,10 @@ def start(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None) -> 
     extra = {"tpu": "jax_tpu", "gpu": "jax_cuda12"}.get(wanted.accelerator, "preflight")
     check_jax(extra)
     with without_early_log():
-        return _started(wanted, cluster, compile_cache, extra)
+        return _started(wanted, cluster, extra)
 
 
-def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, extra: str) -> JaxDevices:
+def _started(wanted: StrategyPlan, cluster: Cluster, extra: str) -> JaxDevices:
     import jax
 
     platforms = {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[wanted.accelerator]
@@ -155,8 +158,8 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, 
         jax.config.update("jax_enable_x64", True)  # counters have 64 bits
         if wanted.accelerator == "cpu":
             jax.config.update("jax_num_cpu_devices", wanted.local_replicas)
-        if compile_cache is not None:
-            jax.config.update("jax_compilation_cache_dir", os.path.abspath(os.path.expanduser(compile_cache)))
+        if compile_cache.folder_in_use is not None:
+            jax.config.update("jax_compilation_cache_dir", compile_cache.folder_in_use)
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         if cluster.num_workers > 1:
             _join(jax, cluster)
@@ -165,14 +168,14 @@ def _started(wanted: StrategyPlan, cluster: Cluster, compile_cache: str | None, 
         if cluster.num_workers > 1 and is_peer_failure(error):
             raise PeerError(f"JAX could not connect the {cluster.num_workers} workers: {_first_line(error)}") from error
         raise UsageError(
-            f"--engine=pjrt: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
+            f"{_FLAG}: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
             f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command(extra)}"
         ) from None
     if cluster.num_workers == 1:
         found = local = found[: wanted.local_replicas]
     if (len(found), len(local)) != (wanted.num_replicas, wanted.local_replicas):
         raise UsageError(
-            f"--engine=pjrt: {wanted.local_replicas} replica(s) on this worker and {wanted.num_replicas} in all are "
+            f"{_FLAG}: {wanted.local_replicas} replica(s) on this worker and {wanted.num_replicas} in all are "
             f"planned, and JAX sees {len(local)} and {len(found)} device(s): say how many with --replicas, the same "
             "number on every worker"
         )

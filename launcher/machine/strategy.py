@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from launcher.errors import UsageError, listed
-from launcher.machine import installation, jax_devices, nvidia, peers
+from launcher.machine import installation, nvidia, peers
 from launcher.machine import tpu as tpu_lib
 from launcher.machine.accelerators import FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster, tf_config
@@ -216,8 +216,8 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
 
 def configure(plan: StrategyPlan) -> None:
     """Sets this process's devices up; before anything else uses TensorFlow's devices."""
-    if plan.kind == jax_devices.KIND:
-        tf.config.set_visible_devices([], "GPU")  # they are JAX's
+    if plan.runtime.has_devices:
+        tf.config.set_visible_devices([], "GPU")  # they are its own
         # In the program, too, that TensorFlow makes for them.
         tf.config.experimental.enable_tensor_float_32_execution(plan.gpu_options.tf32 or plan.accelerator != "gpu")
     elif plan.accelerator == "gpu" and not plan.absent:
@@ -241,7 +241,7 @@ def build(plan: StrategyPlan, cluster: Cluster) -> tf.distribute.Strategy:
         return tpu_lib.connect(plan.tpu, plan.num_replicas)
     try:
         configure(plan)
-        if plan.kind == jax_devices.KIND:
+        if plan.runtime.has_devices:
             return tf.distribute.OneDeviceStrategy("/CPU:0")
         if plan.kind == "one_device":
             return tf.distribute.OneDeviceStrategy(f"/{plan.devices[0]}")

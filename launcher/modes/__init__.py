@@ -1,8 +1,9 @@
 """The modes: what each `--mode` does, the flags it reads and those it refuses, in one table.
 
-A mode is a row of `MODES` and a file beside this one with `run(request)`, which is imported when the mode runs. A flag
-is a field of `Request`, or of a subclass where only some modes read it. `--help`, the refusal of a flag that does not
-go with the mode, and `--dry_run` follow from both. Imports no TensorFlow: the supervisor reads the workers' flags.
+A mode is a row of `MODES` and a file beside this one with `run(request)`, which is imported when the mode runs; a
+package may add one, see `launcher.config.plugins`. A flag is a field of `Request`, or of a subclass where only some
+modes read it. `--help`, the refusal of a flag that does not go with the mode, and `--dry_run` follow from both. Imports
+no TensorFlow: the supervisor reads the workers' flags.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 
 from absl import flags
 
+from launcher.config import plugins
 from launcher.errors import UsageError, advice
+from launcher.machine import runtime_kinds
 from launcher.model_dir import default_model_dir
 from launcher.worker import preemption
 
@@ -36,14 +39,29 @@ def flag(says: str, default: Any = None, define: Callable[..., object] | None = 
 
 def _define(field: dataclasses.Field, says: str, values: flags.FlagValues) -> None:
     """By absl's function, where a flag names one; else by the field's type."""
-    define = field.metadata["define"] or _DEFINERS[str(field.type).removesuffix(" | None")]
+    kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    define = field.metadata["define"] or _DEFINERS[kind.removesuffix(" | None")]
     default = [*field.default] if isinstance(field.default, tuple) else field.default
     define(field.name, default=default, help=says, flag_values=values, **field.metadata["more"])
 
 
-def _define_mode(name: str, *, default: str, help: str, flag_values: flags.FlagValues) -> None:
-    does = "; ".join(f"{mode.name} {mode.purpose}" for mode in MODES.values())
-    flags.DEFINE_enum(name, default, list(MODES), f"{help}: {does}.", flag_values=flag_values)
+class _NameIn(flags.ArgumentParser):
+    """Takes a name in a table, to which packages may add."""
+
+    def __init__(self, table: plugins.Table[Any]):
+        self.table = table
+
+    def parse(self, argument: str) -> str:
+        return argument if self.table[argument] else ""
+
+
+def name_in(table: Callable[[], plugins.Table[Any]]) -> Callable[..., object]:
+    """How absl defines a flag whose value is a name in the table."""
+
+    def define(name: str, *, default: str, help: str, flag_values: flags.FlagValues) -> None:
+        flags.DEFINE(_NameIn(table()), name, default, help, flag_values)
+
+    return define
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +73,7 @@ class Request:
     )
     gin_param: tuple[str, ...] = flag("One binding, such as 'train.steps = 30'; may repeat, overrides the files.", ())
     model_dir: str | None = flag("Where all that the run writes goes. Default: runs/RECIPE.")
-    mode: str = flag("What to do", "train_and_eval", _define_mode)
+    mode: str = flag("What to do", "train_and_eval", name_in(lambda: MODES))
     strategy: str | None = flag(
         "tf.distribute strategy. Default: the recipe's train.strategy, which is auto unless bound.",
         define=flags.DEFINE_enum,
@@ -74,9 +92,9 @@ class Request:
     dry_run: bool = flag("Print the plan and stop; nothing is written.", False)
 
     @property
-    def is_run_on_every_host(self) -> bool:
-        """Whether each host of a TPU slice runs the program; else one program drives all of them."""
-        return False
+    def runtime(self) -> runtime_kinds.RuntimeKind:
+        """What runs the steps."""
+        return runtime_kinds.KINDS[getattr(self, "engine", "tensorflow")]
 
     @property
     def run_dir(self) -> str:
@@ -86,18 +104,9 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineRequest(Request):
-    """The flags of the modes that can run a step by another engine than TensorFlow's."""
+    """The flags of the modes that can run a step by another runtime than TensorFlow's."""
 
-    engine: str = flag(
-        "what runs the steps: tensorflow, by tf.distribute; or pjrt, JAX's runtime, with --replicas devices a process.",
-        "tensorflow",
-        flags.DEFINE_enum,
-        enum_values=["tensorflow", "pjrt"],
-    )
-
-    @property
-    def is_run_on_every_host(self) -> bool:
-        return self.engine == "pjrt"
+    engine: str = flag("what runs the steps", "tensorflow", name_in(lambda: runtime_kinds.KINDS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,8 +199,8 @@ class Mode:
 
     Attributes:
       name: as `--mode` gives it.
-      purpose: what it does: the rest of a sentence that begins with its name, for --help.
-      module: the file in launcher/modes whose `run(request)` does it and returns the exit code; empty for `name`.
+      says: what it does: the rest of a sentence that begins with its name, for --help.
+      module: whose `run(request)` does it and returns the exit code; empty for the file `name` in launcher/modes.
       request: the flags that it reads.
       refuses: flags of `Request` that it cannot follow, each with what to do instead, as the rest of a sentence that
         begins with the mode.
@@ -204,7 +213,7 @@ class Mode:
     """
 
     name: str
-    purpose: str
+    says: str
     module: str = ""
     request: type[Request] = Request
     refuses: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -226,58 +235,67 @@ _DEVICES = ("strategy", "replicas", "tpu")
 _NEEDS_NOTHING: dict[str, Any] = {"needs_recipe": False, "needs_tensorflow": False, "shows_plan": True}
 _READS_FILES = {"refuses": dict.fromkeys(_DEVICES, "reads files only; leave it out"), **_NEEDS_NOTHING}
 
-MODES: dict[str, Mode] = {
-    mode.name: mode
-    for mode in (
-        Mode("train", "trains", request=TrainRequest, trains=True),
-        Mode("eval", "evaluates the newest checkpoint", module="train", request=EngineRequest),
-        Mode("train_and_eval", "trains and evaluates in turn", module="train", request=TrainRequest, trains=True),
-        Mode(
-            "verify",
-            "compares some steps on several topologies",
-            request=EngineRequest,
-            refuses=dict.fromkeys(
-                _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
-            ),
-            shows_plan=True,
-            starts_processes=True,
+_ROWS = (
+    Mode("train", "trains", request=TrainRequest, trains=True),
+    Mode("eval", "evaluates the newest checkpoint", module="launcher.modes.train", request=EngineRequest),
+    Mode(
+        "train_and_eval",
+        "trains and evaluates in turn",
+        module="launcher.modes.train",
+        request=TrainRequest,
+        trains=True,
+    ),
+    Mode(
+        "verify",
+        "compares some steps on several topologies",
+        request=EngineRequest,
+        refuses=dict.fromkeys(
+            _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
         ),
-        Mode("predict", "answers lines, images or arrays", module="serve", request=PredictRequest),
-        Mode("export", "writes the model as a SavedModel or .keras file", module="serve", request=ExportRequest),
-        Mode(
-            "preflight",
-            "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
-            request=PreflightRequest,
-            refuses=dict.fromkeys(
-                _DEVICES, "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out"
-            ),
-            needs_jax=True,
-            shows_plan=True,
+        shows_plan=True,
+        starts_processes=True,
+    ),
+    Mode("predict", "answers lines, images or arrays", module="launcher.modes.serve", request=PredictRequest),
+    Mode(
+        "export",
+        "writes the model as a SavedModel or .keras file",
+        module="launcher.modes.serve",
+        request=ExportRequest,
+    ),
+    Mode(
+        "preflight",
+        "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
+        request=PreflightRequest,
+        refuses=dict.fromkeys(
+            _DEVICES, "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out"
         ),
-        Mode(
-            "precision_report",
-            "says what 16 bits do to the gradients and which loss scale fits",
-            refuses=dict.fromkeys(
-                ("strategy", "tpu"), "runs on this machine; leave it out, and say on how many replicas with --replicas"
-            ),
-            shows_plan=True,
+        needs_jax=True,
+        shows_plan=True,
+    ),
+    Mode(
+        "precision_report",
+        "says what 16 bits do to the gradients and which loss scale fits",
+        refuses=dict.fromkeys(
+            ("strategy", "tpu"), "runs on this machine; leave it out, and say on how many replicas with --replicas"
         ),
-        Mode(
-            "doctor",
-            "examines this machine, also without a recipe",
-            request=DoctorRequest,
-            **_NEEDS_NOTHING,
-        ),
-        Mode("report", "writes report.html from what is in --model_dir", **_READS_FILES),
-        Mode(
-            "clean",
-            "deletes the folders of launcher.fit without model_dir, in runs/fit or --model_dir",
-            module="fit_folders",
-            **_READS_FILES,
-        ),
-        Mode("compare", "compares the runs in the folders that it is given", request=CompareRequest, **_READS_FILES),
-    )
-}
+        shows_plan=True,
+    ),
+    Mode(
+        "doctor",
+        "examines this machine, also without a recipe",
+        request=DoctorRequest,
+        **_NEEDS_NOTHING,
+    ),
+    Mode("report", "writes report.html from what is in --model_dir", **_READS_FILES),
+    Mode(
+        "clean",
+        "deletes the folders of launcher.fit without model_dir, in runs/fit or --model_dir",
+        module="launcher.modes.fit_folders",
+        **_READS_FILES,
+    ),
+    Mode("compare", "compares the runs in the folders that it is given", request=CompareRequest, **_READS_FILES),
+)
+MODES: plugins.Table[Mode] = plugins.Table("mode", Mode, {mode.name: mode for mode in _ROWS}, " ")
 
 
 def define_flags() -> flags.FlagValues:
@@ -320,12 +338,24 @@ def help_text(about: str, values: flags.FlagValues, names: Sequence[str], ending
 
 def described(flag: flags.Flag) -> tuple[str, str]:
     """Usage of a flag, with its choices, and its meaning, with its default."""
-    choices = "|".join(getattr(flag.parser, "enum_values", None) or [])
+    choices, told = "|".join(getattr(flag.parser, "enum_values", None) or []), ""
+    if isinstance(flag.parser, _NameIn):
+        choices, told = "|".join(flag.parser.table.names()), f": {flag.parser.table.told()}."
     # absl puts the choices in front of the text, and a remark on repeating behind it.
-    text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL)
+    text = re.sub(r"^<[^>]*>: |;\s+repeat this option.*$", "", flag.help, flags=re.DOTALL) + told
     if flag.default not in (None, False, []):
         text += f" Default: {flag.default}."
     return f"--{flag.name}{'' if flag.boolean else f'={choices or flag.name.upper()}'}", text
+
+
+def options_of(argv: Sequence[str], others: Iterable[str] = ()) -> tuple[flags.FlagValues, list[str]]:
+    """The flags of a worker's command line, parsed, and the rest of it; for `others`, see `parse`."""
+    mode = flags.FlagValues()  # before all others: of a package's mode, they are known once it is
+    mode.set_gnu_getopt(True)
+    define({"mode": fields_of(Request)["mode"]}, mode)
+    parse(mode, argv, known_only=True)
+    values = define_flags()
+    return values, parse(values, argv, others=others)
 
 
 def parse(
@@ -373,10 +403,8 @@ def run(request: Request) -> int:
 def module_of(request: Request) -> ModuleType:
     """The module that does what is asked for, imported; its `run` does it."""
     mode = MODES[request.mode]
-    module = mode.module or mode.name
-    if request.dry_run and not mode.shows_plan:
-        module = "dry_run"
-    return importlib.import_module(f"{__name__}.{module}")
+    shows_plan = request.dry_run and not mode.shows_plan
+    return importlib.import_module(f"{__name__}.dry_run" if shows_plan else mode.module or f"{__name__}.{mode.name}")
 
 
 def _readers() -> dict[str, list[Mode]]:

@@ -12,7 +12,7 @@ from launcher.preflight.slices import SLICES, Slice
 from launcher.reporting.reporter import Reporter
 from launcher.run import layer_settings, session
 from launcher.run.description import describe
-from launcher.run.plan import RunPlan, check_engine
+from launcher.run.plan import RunPlan, check_shard
 from launcher.run.start import start_weights
 from launcher.runtime import initial_values
 from launcher.step_program import lowering
@@ -27,7 +27,7 @@ def run(request: Request) -> int:
 def show(resolved: RunPlan, request: Request) -> int:
     """Shows a plan for --dry_run, having built the model to check it; returns the exit code."""
     if MODES[request.mode].trains:
-        check_engine(resolved)
+        check_shard(resolved)
     notes: list[str] = []
     with initial_values.left_out(), initial_values.scope(tf.distribute.get_strategy()):
         model = session.build_model(resolved, notes.append)

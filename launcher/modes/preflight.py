@@ -29,7 +29,7 @@ def run(request: PreflightRequest) -> int:
             deterministic=request.deterministic,
             tpu_types=tpu_types,
             gpu_types=gpu_types,
-            engine=request.engine,
+            runtime=request.runtime,
             batch_sizes=batch_sizes,
             largest_batch=request.largest_batch,
             search=request.preflight_search,

@@ -7,7 +7,7 @@ from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.modes import ExportRequest, PredictRequest
-from launcher.modes.plan import resolve, session_builder
+from launcher.modes.plan import resolve
 from launcher.serving import export, predict
 
 
@@ -18,15 +18,14 @@ def run(request: PredictRequest | ExportRequest) -> int:
     if workers > 1:
         mode = "predict" if isinstance(request, PredictRequest) else "export"
         raise UsageError(f"--mode={mode} runs in one process, and here are {workers}; start it apart from a job")
-    if request.strategy is None and not request.tpu and getattr(request, "engine", "") != "pjrt":
+    if request.strategy is None and not request.tpu and not request.runtime.has_devices:
         # Whatever strategy the recipe trains with.
         strategy = "auto" if isinstance(request, PredictRequest) else "one_device"
         request = dataclasses.replace(request, strategy=strategy)
     with gin_bindings.usage_errors():
         plan = resolve(request)
         if isinstance(request, PredictRequest):
-            build = session_builder(request)
-            predict.run(plan, request.run_dir, build, input_path=request.input, output_path=request.output)
+            predict.run(plan, request.run_dir, input_path=request.input, output_path=request.output)
             return EXIT_DONE
         export_dir = request.export_dir or os.path.join(request.run_dir, "export")
         step = export.run(plan, request.run_dir, export_dir=export_dir, export_format=request.export_format)

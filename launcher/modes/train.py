@@ -12,14 +12,15 @@ from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import compile_cache
 from launcher.machine.exit_barrier import chief_last
+from launcher.machine.runtime_kinds import TENSORFLOW
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import MODES, EngineRequest, Request, TrainRequest, commands
-from launcher.modes.plan import make_machine, resolve, session_builder
+from launcher.modes import MODES, Request, TrainRequest, commands
+from launcher.modes.plan import make_machine, resolve
 from launcher.reporting.summary import Stopwatch, take_beginning
 from launcher.run import loading, memory_trial, programs, training
 from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
-from launcher.run.plan import RunPlan, check_engine
+from launcher.run.plan import RunPlan, check_shard
 from launcher.run.programs import FitCall
 from launcher.run.training import Order
 from launcher.serving import model_file
@@ -72,6 +73,10 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
       LauncherError: as in `run`.
     """
     cluster = cluster_lib.resolve(os.environ)
+    if request.restore_from_chief and request.runtime.has_devices:
+        raise UsageError(
+            f"--restore_from_chief is for {TENSORFLOW.flag}: give every worker --model_dir on a disk that all share"
+        )
     from_chief = request.restore_from_chief and cluster.num_workers > 1
     if cluster.is_chief or not from_chief:
         check_model_dir(request.run_dir)
@@ -81,10 +86,9 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
-            on_pjrt = isinstance(request, EngineRequest) and request.engine == "pjrt"  # which refuses it
             if MODES[request.mode].trains:
-                check_engine(plan)
-            if not on_pjrt and memory_trial.is_open(plan) and MODES[request.mode].trains:
+                check_shard(plan)
+            if memory_trial.is_open(plan) and MODES[request.mode].trains:
                 plan = memory_trial.decide(plan, gin_files=request.gin_file, gin_params=request.gin_param)
             _check_stopping(request, plan)
             plan.data.check()
@@ -102,7 +106,7 @@ def _check_stopping(request: Request, plan: RunPlan) -> None:
 
 
 def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
-    if not isinstance(request, TrainRequest) or request.compile_cache is None or request.engine == "pjrt":
+    if not isinstance(request, TrainRequest) or request.compile_cache is None or request.runtime.uses_jax:
         return
     if not plan.jit_compile:
         on_tpu = plan.strategy.accelerator == "tpu"
@@ -127,8 +131,6 @@ def _order(request: Request, plan: RunPlan, *, from_chief: bool) -> Order:
         from_chief=from_chief,
         profiled=None if profile_steps is None else ProfiledSteps.parse(profile_steps, plan.total_steps),
         metrics_port=getattr(request, "metrics_port", None),
-        compile_cache=getattr(request, "compile_cache", None),
         next_commands=lambda: commands.after_training(request, recipe.task),
-        build=session_builder(request),
         save_model=save_model,
     )

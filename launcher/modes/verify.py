@@ -18,6 +18,6 @@ def run(request: EngineRequest) -> int:
             gin_params=request.gin_param,
             seed=request.seed,
             deterministic=request.deterministic,
-            engine=request.engine,
+            runtime=request.runtime,
         )
         return verification.run(model_dir, dry_run=request.dry_run)

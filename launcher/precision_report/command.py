@@ -14,7 +14,7 @@ from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session
-from launcher.run.plan import RunPlan, check_engine
+from launcher.run.plan import RunPlan, check_shard
 from launcher.run.start import starting_point
 from launcher.step import precision
 
@@ -46,7 +46,7 @@ def run(
         seed=seed,
         connect=not dry_run,
     ).resolve(gin_files, gin_params)
-    check_engine(resolved)
+    check_shard(resolved)
     settings = PrecisionReportSettings()
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)

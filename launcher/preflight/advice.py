@@ -180,7 +180,7 @@ def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
     reasons: dict[str, list[MatrixOp]] = {}
     odd = []
     for one in costs.matrix_ops:
-        why = gpu_program.engine(one, card)[2]
+        why = gpu_program.unit_of(one, card)[2]
         if why:
             reasons.setdefault(why, []).append(one)
         elif _odd(one):

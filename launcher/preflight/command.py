@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
+from launcher.machine.runtime_kinds import RuntimeKind
 from launcher.model_dir import check_model_dir
 from launcher.preflight import case_report, gpus, searches, slices
 from launcher.preflight.case_report import CaseReport
@@ -35,7 +36,7 @@ class Preflight:
     deterministic: bool
     tpu_types: Sequence[str]
     gpu_types: Sequence[str]
-    engine: str  # that the memory left to a step is of
+    runtime: RuntimeKind  # that the memory left to a step is of
     batch_sizes: Sequence[int]  # global batch sizes to compare; empty for the recipe's own
     largest_batch: bool  # look for the largest global batch that fits
     search: bool  # compile with every knob turned, not only until a step fits that does not
@@ -47,7 +48,7 @@ class Preflight:
         self._console = make_console(total_steps=1)
         self._phase = contextlib.ExitStack()
         self._not_applicable: list[tuple[str, str]] = []  # names of cases, and why nothing can be told of them
-        targets = [*map(slices.find, self.tpu_types), *(gpus.find(name, self.engine) for name in self.gpu_types)]
+        targets = [*map(slices.find, self.tpu_types), *(gpus.find(name, self.runtime) for name in self.gpu_types)]
         changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
         self._cases = [Case(where=where, changes=change) for where in targets for change in changes]
         self._versions: dict[str, str] = {}

@@ -15,7 +15,7 @@ import tensorflow as tf
 from launcher.errors import UsageError, nearest
 from launcher.machine.accelerators import CARDS, Card, Constant
 from launcher.machine.devices import GpuOptions
-from launcher.machine.jax_devices import KIND
+from launcher.machine.runtime_kinds import PJRT, TENSORFLOW, RuntimeKind
 from launcher.machine.strategy import StrategyPlan
 from launcher.preflight import advice
 from launcher.preflight.compile_child import DUMP_BEFORE_LIBRARIES
@@ -36,7 +36,7 @@ _LOCAL = f"; with batch normalisation, --gin_param=\"{layer_settings.BATCH_NORM}
 _SYSTEM_MIB = {7: 1050, 8: 1536}
 _SYSTEM_MIB_FROM_9 = 1800
 _TF_SOURCE = "what TensorFlow leaves free for them: MinSystemMemory in its common_runtime/gpu/gpu_device.cc"
-_SHARE = "the rest of gpu.memory_share, which --engine=pjrt takes at its start"
+_SHARE = f"the rest of gpu.memory_share, which {PJRT.flag} takes at its start"
 _NCCL_BYTES = 2 * 32 * 4 * 2**20
 _NCCL_SOURCE = "to send and to receive, 32 channels of 4 MiB; NCCL's documentation: NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"
 _NCCL_LATENCY = Constant(
@@ -72,7 +72,7 @@ class GpuMachines(Target):
 
     accelerator: ClassVar[str] = "gpu"
     figures_of: ClassVar[str] = (
-        "the whole step as one program of XLA. That of --engine=pjrt is this very one, but for what is tuned on the "
+        f"the whole step as one program of XLA. That of {PJRT.flag} is this very one, but for what is tuned on the "
         "GPU itself; without it, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
         "and the rest runs as kernels, so its figures are near these"
     )
@@ -86,7 +86,7 @@ class GpuMachines(Target):
 
     card: Card
     gpus: int
-    engine: str  # that the memory left to a step is of
+    runtime: RuntimeKind  # that the memory left to a step is of
 
     def describe(self) -> str:
         hosts = plural(self.num_hosts, "host")
@@ -100,7 +100,8 @@ class GpuMachines(Target):
         kind = "multi_worker" if self.num_hosts > 1 else "mirrored" if self.gpus > 1 else "one_device"
         return dataclasses.replace(
             super().strategy(),
-            kind=KIND if self.engine == KIND else kind,
+            kind=self.runtime.name if self.runtime.has_devices else kind,
+            runtime=self.runtime,
             compute_capability=self.card.capability,
             gpu_model=self.card.model,
             absent=True,
@@ -111,7 +112,7 @@ class GpuMachines(Target):
             raise UsageError(
                 "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
                 "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
-                f'with --engine=pjrt, which always compiles, add --gin_param="{_JIT}"'
+                f'with {PJRT.flag}, which always compiles, add --gin_param="{_JIT}"'
                 + (_LOCAL if plan.num_parts > 1 and layer_settings.is_global(plan.recipe) else "")
             )
 
@@ -130,7 +131,7 @@ class GpuMachines(Target):
 
     def reserved(self, costs: Costs | None, needed: float) -> Mapping[str, Constant]:
         system = _SYSTEM_MIB.get(self.card.capability[0], _SYSTEM_MIB_FROM_9) * 2**20
-        if self.engine == KIND:
+        if self.runtime.uses_jax:
             parts = {
                 "what JAX leaves to CUDA": (round((1 - GpuOptions().memory_share) * self.memory_bytes.value), _SHARE)
             }
@@ -139,7 +140,7 @@ class GpuMachines(Target):
         convolution = costs.biggest_convolution if costs is not None else 0
         if convolution:
             parts["workspace of convolutions"] = (min(convolution, _CUDNN_MOST), _CUDNN_SOURCE)
-        if self.num_replicas > 1 and self.engine != KIND:
+        if self.num_replicas > 1 and not self.runtime.uses_jax:
             parts["buffers of NCCL"] = (_NCCL_BYTES, _NCCL_SOURCE)
         parts["fragmentation"] = (round(_FRAGMENTATION * needed), _FRAGMENTATION_SOURCE)
         return {name: Constant(value=size, unit="B", source=source) for name, (size, source) in parts.items()}
@@ -177,17 +178,17 @@ class GpuMachines(Target):
         gpus = self.gpus
         while self.num_hosts == 1 and gpus < self.card.most_on_a_host:
             gpus = min(2 * gpus, self.card.most_on_a_host)
-            yield _machines(self.card, 1, gpus, self.engine)
+            yield _machines(self.card, 1, gpus, self.runtime)
         hosts = 2 * self.num_hosts
         while self.card.network is not None and hosts <= _MOST_HOSTS:
-            yield _machines(self.card, hosts, gpus, self.engine)
+            yield _machines(self.card, hosts, gpus, self.runtime)
             hosts *= 2
 
     def advice(self, costs: Costs, hbm: HbmUse) -> Iterator[str]:
         return advice.tensor_cores(costs, self.card)
 
 
-def find(gpu_type: str, engine: str = "tensorflow") -> GpuMachines:
+def find(gpu_type: str, runtime: RuntimeKind = TENSORFLOW) -> GpuMachines:
     """The machines that a type such as "h100", "h100:8" or "a100-80:8x8" names.
 
     Raises:
@@ -209,10 +210,10 @@ def find(gpu_type: str, engine: str = "tensorflow") -> GpuMachines:
         )
     if hosts > 1 and card.network is None:
         raise UsageError(f"--gpu_type={gpu_type}: no known host of {name} has a network; ask for {name}:{gpus}")
-    return _machines(card, hosts, gpus, engine)
+    return _machines(card, hosts, gpus, runtime)
 
 
-def _machines(card: Card, hosts: int, gpus: int, engine: str) -> GpuMachines:
+def _machines(card: Card, hosts: int, gpus: int, runtime: RuntimeKind) -> GpuMachines:
     name = f"{card.name}:{f'{hosts}x' if hosts > 1 else ''}{gpus}"
     of_card = {what: one for what, one in card.constants.items() if what != "network" or hosts > 1}
     return GpuMachines(
@@ -230,7 +231,7 @@ def _machines(card: Card, hosts: int, gpus: int, engine: str) -> GpuMachines:
         # No clock: XLA's own cost model for GPUs gives hours for some kernels and nothing for cuDNN's.
         card=card,
         gpus=gpus,
-        engine=engine,
+        runtime=runtime,
     )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from launcher.data.batch_spec import SpecifiesBatches
 from launcher.errors import UsageError
 from launcher.machine import accelerators, installation, xla
+from launcher.machine.runtime_kinds import PJRT
 from launcher.models.normalization import BatchNormalization
 from launcher.models.transformer import jax_function
 from launcher.models.transformer.attention import Attention
@@ -114,7 +115,7 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
     if not layers and requested != "auto" and (requested == "blocks" or not of_keras):
         raise UsageError(
             f"train.attention = {requested!r}: only for attention of models.transformer and, but for 'blocks', of "
-            "layers of Keras on GPUs with --engine=pjrt; leave it out"
+            f"layers of Keras on GPUs with {PJRT.flag}; leave it out"
         )
     form = _form(plan)
     for layer in layers:

@@ -11,10 +11,10 @@ import tensorflow as tf
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
-from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import full_workers
-from launcher.machine.devices import discover, settings_left
+from launcher.machine.devices import settings_left
+from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
@@ -91,7 +91,7 @@ class Machine:
         this machine's devices nor the flags on them matter.
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
-      engine: what runs the steps; None for TensorFlow.
+      runtime: what runs the steps.
       made: the runtime, once it has been made.
     """
 
@@ -103,7 +103,7 @@ class Machine:
     deterministic: bool = False
     on: StrategyPlan | None = None
     connect: bool = True
-    engine: str | None = None
+    runtime: RuntimeKind = TENSORFLOW
     made: TfRuntime | None = None
 
     def __post_init__(self) -> None:
@@ -192,11 +192,11 @@ class Machine:
     def _decide(self, recipe_strategy: str | Callable[[], Any]) -> StrategyPlan:
         if self.on is not None:
             return self.on
-        if self.engine == jax_devices.KIND:
+        if self.runtime.devices is not None:
             for name, value in (("--strategy", self.strategy), ("--tpu", self.tpu)):
                 if value is not None:
-                    raise UsageError(f"{name}={value} is for --engine=tensorflow: leave it out, or give --replicas")
-            return jax_devices.plan(self.replicas, self._cluster, self.environ, discover())
+                    raise UsageError(f"{name}={value} is for {TENSORFLOW.flag}: leave it out, or give --replicas")
+            return self.runtime.devices(self.replicas, self._cluster, self.environ)
         requested = self.strategy or recipe_strategy
         if not isinstance(requested, str):
             own = requested()

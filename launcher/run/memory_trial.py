@@ -96,6 +96,8 @@ def decide(
     """
     names = [name for name in Setting._fields if getattr(plan.recipe, name) == "auto"]
     told = " and ".join(f"train.{name} = 'auto'" for name in names)
+    if plan.strategy.runtime.has_devices:
+        raise UsageError(f"{told}: {plan.strategy.runtime.flag} tries nothing: bind what --mode=preflight finds")
     if plan.strategy.accelerator == "tpu":
         raise UsageError(f"{told}: a TPU is open to one process only: let --mode=preflight find it, and bind that")
     if not gin_files:
@@ -154,7 +156,7 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
     """
     if plan.cluster.num_workers == 1:
         return plan, mine
-    runtime = session.runtime_of(plan)
+    runtime = session.tf_runtime(plan)
     needs = [mine is None, *(int(value or 0) for value in mine or Setting())]
     found = runtime.workers.gather(needs, worker=plan.cluster.index, num_workers=plan.cluster.num_workers)
     nothing, *most = np.rint(found.max(axis=0)).astype(int).tolist()

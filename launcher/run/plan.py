@@ -12,8 +12,8 @@ from launcher.data.kinds import DataAsStored, DataWithName, name_of
 from launcher.data.pipeline import Batch, Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
-from launcher.machine import jax_devices
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.runtime_kinds import PJRT
 from launcher.reporting.units import plural
 from launcher.run.recipe import Recipe
 from launcher.runtime.tensorflow import TfRuntime
@@ -90,12 +90,12 @@ class RunPlan:
     @property
     def is_compiled(self) -> bool:
         """Whether the model's part of the step is compiled, by whatever runs it."""
-        return self.recipe.jit_compile or self.strategy.accelerator == "tpu" or self.strategy.kind == jax_devices.KIND
+        return self.recipe.jit_compile or self.strategy.accelerator == "tpu" or self.strategy.runtime.compiles
 
     @property
     def is_one_program(self) -> bool:
         """Whether XLA compiles the whole step for GPUs."""
-        return self.strategy.kind == jax_devices.KIND and self.strategy.accelerator == "gpu"
+        return self.strategy.runtime.compiles and self.strategy.accelerator == "gpu"
 
     @property
     def finish_stored(self) -> Callable[[Batch], Batch] | None:
@@ -175,10 +175,10 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
     return policy, why
 
 
-def check_engine(plan: RunPlan) -> None:
-    """Raises UsageError where TensorFlow is to train what its strategies cannot."""
-    if plan.recipe.shard == "all" and plan.strategy.kind != jax_devices.KIND:
-        raise UsageError("train.shard = 'all' needs --engine=pjrt; train.shard = 'optimizer' trains the same here")
+def check_shard(plan: RunPlan) -> None:
+    """Raises UsageError where a runtime is to divide weights that cannot."""
+    if plan.recipe.shard == "all" and not plan.strategy.runtime.divides_weights:
+        raise UsageError(f"train.shard = 'all' needs {PJRT.flag}; train.shard = 'optimizer' trains the same here")
 
 
 def check_batches(plan: RunPlan) -> None:

@@ -56,10 +56,10 @@ class Session:
 
 def build(plan: RunPlan) -> Session:
     """Builds a session in this process; the first call decides the devices, so there is one a process."""
-    return build_on(runtime_of(plan), plan)
+    return build_on(plan.strategy.runtime.make(plan), plan)
 
 
-def runtime_of(plan: RunPlan) -> TfRuntime:
+def tf_runtime(plan: RunPlan) -> TfRuntime:
     """TensorFlow's runtime of a plan, made unless it has been."""
     if plan.made is not None:
         return plan.made

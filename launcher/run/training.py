@@ -17,7 +17,7 @@ from launcher.checkpoints import DATA, PROGRAM, CheckpointStore, Saver, Writers
 from launcher.config import gin_bindings, gin_used
 from launcher.data import pipeline
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherError, TrainingError, UsageError, failures
-from launcher.machine import accelerators, compile_cache, exit_barrier, gce, jax_devices, tpu
+from launcher.machine import accelerators, compile_cache, exit_barrier, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.attempts import AttemptsFile
@@ -63,9 +63,8 @@ class Order:
       trains, evaluates: what it does; one of them at least.
       from_chief: whether only the chief reads checkpoints, and hands them to the other workers.
       profiled: the steps that are traced, if any.
-      metrics_port, compile_cache: the flags of these names.
+      metrics_port: the flag of this name.
       next_commands: returns what can be done with the trained model: commands by what they are for.
-      build: makes the session of a plan.
       save_model: writes the trained model beside its checkpoints, for the chief, and says where.
     """
 
@@ -76,9 +75,7 @@ class Order:
     from_chief: bool
     profiled: ProfiledSteps | None
     metrics_port: int | None
-    compile_cache: str | None
     next_commands: Callable[[], Mapping[str, str]]
-    build: Callable[[RunPlan], Session]
     save_model: Callable[[keras.Model, CheckpointStore], str]
 
 
@@ -187,7 +184,7 @@ class _Run:
         """Builds the session and gives it the state from which the run goes on."""
         order, plan, recipe = self._order, self._plan, self._plan.recipe
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
-            self._built = built = order.build(plan)
+            self._built = built = session.build(plan)
             self._data = pipeline.described(plan.data) if order.trains else {}
             program = program_record.described(plan, built.trainer, order.model_dir)
         self._store = CheckpointStore(
@@ -239,7 +236,7 @@ class _Run:
     def _lasting_actions(self, tell: Progress) -> list[base.Action]:
         """Actions that go on where the run goes back to an earlier checkpoint."""
         order, plan, built, note = self._order, self._plan, self._built, self._reporter.note
-        trainer, by_jax = built.trainer, plan.strategy.kind == jax_devices.KIND
+        trainer, by_jax = built.trainer, plan.strategy.runtime.uses_jax
         actions: list[base.Action] = [
             base.Calls(
                 begins=lambda phase, step: tell.report(phase=phase, step=step),
@@ -264,9 +261,9 @@ class _Run:
         if order.profiled is not None:
             folder = os.path.join(order.model_dir, "tensorboard") if self._is_chief else None
             actions.append(ProfileSteps(order.profiled, folder, note, by_jax=by_jax))
-        if order.compile_cache is not None:
+        if (cache := compile_cache.folder_in_use) is not None:
             # What was compiled for the step and for the evaluation, as soon as it was.
-            seal = functools.partial(compile_cache.seal_new, order.compile_cache)
+            seal = functools.partial(compile_cache.seal_new, cache)
             actions.append(base.Calls(after_first_step=seal, on_evaluation=lambda row: seal()))
         return actions
 

@@ -33,14 +33,7 @@ from launcher.tasks.base import ReadsImages, ReadsLines
 _PROGRESS_SECONDS = 10.0
 
 
-def run(
-    plan: RunPlan,
-    model_dir: str,
-    build: Callable[[RunPlan], Session],
-    *,
-    input_path: str | None,
-    output_path: str | None,
-) -> None:
+def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: str | None) -> None:
     """Answers every record of the input; see `open_records` for what these can be.
 
     Records are read as they are needed, in batches of the evaluation's size. What is answered stays in OUTPUT.partial
@@ -56,7 +49,7 @@ def run(
     """
     _check_output(input_path, output_path)
     records = open_records(input_path, plan.recipe.task)
-    made, weights = trained(plan, model_dir, "predict", build)
+    made, weights = trained(plan, model_dir, "predict", on_replicas=True)
     records.prepare(made)
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import keras
 import tensorflow as tf
@@ -80,17 +80,15 @@ def checkpoints_of(model_dir: str) -> CheckpointStore:
     return CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
 
 
-def trained(
-    plan: RunPlan, model_dir: str, mode: str, build: Callable[[RunPlan], session.Session] | None = None
-) -> tuple[session.Session, Weights]:
+def trained(plan: RunPlan, model_dir: str, mode: str, *, on_replicas: bool = False) -> tuple[session.Session, Weights]:
     """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
     checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe, and
-    for several workers, or replicas without what builds a session on several.
+    for several workers, or replicas that are not taken.
     """
-    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and build is None):
-        where = "in one process" if build else "in one process on one device"
+    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and not on_replicas):
+        where = "in one process" if on_replicas else "in one process on one device"
         raise UsageError(
             f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
             f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
@@ -100,7 +98,7 @@ def trained(
     if step is None:
         raise UsageError(f"--mode={mode}: no checkpoint in {model_dir}; train first, or name another --model_dir")
     plan.recipe.task.use_assets(assets.read(model_dir))
-    made = (build or session.build)(plan)
+    made = session.build(plan)
     found = read(store, step, made.model, averaged=plan.recipe.evaluate_ema)
     made.trainer.state.restore(found.arrays)
     return made, found

@@ -26,10 +26,10 @@ from launcher.errors import UsageError
 from launcher.machine import jax_devices, xla
 from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
+from launcher.machine.runtime_kinds import PJRT
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
-from launcher.run.session import Session
 from launcher.runtime import initial_values
 from launcher.runtime.batches import batches_of_host
 from launcher.runtime.initial_values import FirstValues
@@ -44,40 +44,24 @@ _AHEAD = 2
 _REPLICA = "replica"
 
 
-def build(plan: RunPlan, *, compile_cache: str | None, from_chief: bool, trains: bool = True) -> Session:
-    """The session of a plan of `jax_devices.plan`, whose steps JAX runs; the next two as `training.Order` has them.
+def make(plan: RunPlan) -> PjrtRuntime:
+    """The runtime of a plan of `jax_devices.plan`.
 
     Raises:
       UsageError: JAX is missing or has other devices, or the recipe needs TensorFlow's own runtime.
       PeerError: a peer did not come.
     """
-    _check(plan, from_chief, trains)
-    devices = jax_devices.start(plan.strategy, plan.cluster, compile_cache)
-    runtime = PjrtRuntime(
-        devices,
-        session_lib.runtime_of(plan),
+    if plan.recipe.task.step_assigns is not None:
+        raise UsageError(
+            f"{PJRT.flag}: the model has a train_step of its own, which runs in TensorFlow alone; leave --engine out"
+        )
+    return PjrtRuntime(
+        jax_devices.start(plan.strategy, plan.cluster),
+        session_lib.tf_runtime(plan),
         divides_weights=plan.recipe.shard == "all",
         as_stored=plan.finish_stored is not None,
         deterministic=plan.deterministic and plan.strategy.accelerator == "gpu",
     )
-    return session_lib.build_on(runtime, plan)
-
-
-def _check(plan: RunPlan, from_chief: bool, trains: bool) -> None:
-    recipe = plan.recipe
-    if recipe.task.step_assigns is not None:
-        raise UsageError(
-            "--engine=pjrt: the model has a train_step of its own, which runs in TensorFlow alone; leave --engine out"
-        )
-    if from_chief:
-        raise UsageError(
-            "--restore_from_chief is for --engine=tensorflow: give every worker --model_dir on a disk that all share"
-        )
-    if trains and "auto" in (recipe.microbatches, recipe.rematerialize):
-        raise UsageError(
-            "--engine=pjrt tries no settings: give train.microbatches and train.rematerialize values, such as those "
-            "that --mode=preflight finds"
-        )
 
 
 class PjrtRuntime:

@@ -11,7 +11,7 @@ import gin
 from launcher.config import gin_bindings
 from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.errors import UsageError
-from launcher.machine.jax_devices import KIND
+from launcher.machine.runtime_kinds import KINDS, TENSORFLOW, RuntimeKind
 
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -83,21 +83,25 @@ class Topology:
     workers: int = 1  # processes, one replica each; 1 for no cluster
     replicas: int = 1  # mirrored, of the one process
     microbatches: int = 1  # parts of each replica's batch
-    engine: str = "tensorflow"
+    engine: str = TENSORFLOW.name
+
+    @property
+    def runtime(self) -> RuntimeKind:
+        return KINDS[self.engine]
 
     @property
     def name(self) -> str:
         """The name of the topology in the table."""
-        on_pjrt = self.engine == KIND
-        replicas = KIND if on_pjrt else "mirrored"
+        has_devices = self.runtime.has_devices
+        replicas = self.engine if has_devices else "mirrored"
         parts = {"workers": self.workers, replicas: self.replicas, "microbatches": self.microbatches}
         named = " x ".join(f"{name} {count}" for name, count in parts.items() if count > 1)
-        return named or ("pjrt 1" if on_pjrt else "one replica")
+        return named or (f"{self.engine} 1" if has_devices else "one replica")
 
     @property
     def strategy(self) -> str | None:
-        """The `--strategy` that makes it; None for JAX, which has none."""
-        if self.engine == KIND:
+        """The `--strategy` that makes it; None for a runtime with devices of its own."""
+        if self.runtime.has_devices:
             return None
         if self.workers > 1:
             return "multi_worker"
@@ -106,7 +110,7 @@ class Topology:
     @property
     def local_replicas(self) -> int | None:
         """The `--replicas` that makes it; None where its strategy has one alone."""
-        return self.replicas if self.replicas > 1 or self.engine == KIND else None
+        return self.replicas if self.replicas > 1 or self.runtime.has_devices else None
 
 
 ONE_REPLICA = Topology()
@@ -145,22 +149,22 @@ class VerifySettings:
             if any(count < 2 for count in _counts(getattr(self, name))):
                 raise UsageError(f"verify.{name} = {getattr(self, name)}: each must be 2 or more, or () for none")
 
-    def topologies(self, recipe_microbatches: int, engine: str = "tensorflow") -> tuple[Topology, ...]:
-        """The topologies that are compared with `ONE_REPLICA`; of another engine, also one replica of its own.
+    def topologies(self, recipe_microbatches: int, runtime: RuntimeKind = TENSORFLOW) -> tuple[Topology, ...]:
+        """The topologies that are compared with `ONE_REPLICA`; on devices of its own, also one of them.
 
         Raises:
           UsageError: nothing is left to compare.
         """
         microbatches = set(_counts(self.microbatches)) | {recipe_microbatches} - {1}
         found = (
-            *([ONE_REPLICA] if engine == KIND else []),
+            *([ONE_REPLICA] if runtime.has_devices else []),
             *(Topology(replicas=count) for count in _counts(self.replicas)),
             *(Topology(workers=count) for count in _counts(self.workers)),
             *(Topology(microbatches=count) for count in sorted(microbatches)),
         )
         if not found:
             raise UsageError("verify.replicas, verify.workers and verify.microbatches are all (): nothing to verify")
-        return tuple(dataclasses.replace(one, engine=engine) for one in dict.fromkeys(found))
+        return tuple(dataclasses.replace(one, engine=runtime.name) for one in dict.fromkeys(found))
 
 
 def _counts(value: int | Sequence[int]) -> tuple[int, ...]:

@@ -13,13 +13,12 @@ from pathlib import Path
 import tensorflow as tf
 
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
-from launcher.machine import devices as devices_lib
-from launcher.machine import jax_devices, nvidia
+from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
 from launcher.run import loading
-from launcher.run.plan import check_engine
+from launcher.run.plan import check_shard
 from launcher.verify import control as control_lib
 from launcher.verify import processes, table
 from launcher.verify.compare import Deviation, Record, compare, load_record, not_finite
@@ -46,22 +45,21 @@ class Verification:
     gin_params: Sequence[str]
     seed: int | None
     deterministic: bool
-    engine: str = "tensorflow"
+    runtime: RuntimeKind = TENSORFLOW
 
     def __post_init__(self) -> None:
-        if self.engine == jax_devices.KIND:
-            jax_devices.check_jax()
+        self.runtime.check()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
         machine = loading.Machine(
             environ={}, strategy="one_device", seed=self.seed, deterministic=self.deterministic, connect=False
         )
         self.plan = machine.resolve(self.gin_files, self.gin_params)
-        check_engine(self.plan)
+        check_shard(self.plan)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)
-        self.topologies = self.settings.topologies(self.plan.microbatches, self.engine)
-        self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies, self.engine)
+        self.topologies = self.settings.topologies(self.plan.microbatches, self.runtime)
+        self._num_gpus, self._devices = _choose_devices(self.settings, self.topologies, self.runtime)
         self._console = make_console(total_steps=self.steps)
 
     def describe(self) -> dict[str, str]:
@@ -75,7 +73,7 @@ class Verification:
             "reduce dtype": self.plan.reduce_dtype.name,
             "steps": f"{self.steps} of {self.plan.total_steps:,}",
             "topologies": ", ".join(topology.name for topology in (ONE_REPLICA, *self.topologies)),
-            "engine": "tensorflow" if self.engine == "tensorflow" else f"{self.engine}; of one replica, tensorflow",
+            "engine": "; of one replica, ".join(dict.fromkeys([self.runtime.name, ONE_REPLICA.engine])),
             "devices": self._devices,
             "dropout": _DROPOUT_ON if self.settings.dropout else _DROPOUT_OFF,
         }
@@ -167,7 +165,7 @@ class Verification:
 
     def _train(self, topology: Topology, folder: Path, *, control: bool = False) -> Record:
         changes = [f"train.precision = '{self.plan.policy}'", f"train.microbatches = {topology.microbatches}"]
-        if topology.engine == jax_devices.KIND:  # compared with TensorFlow's CPU, where it lists no GPU
+        if topology.runtime.has_devices:  # compared with TensorFlow's CPU, where it lists no GPU
             changes.append("gpu.tf32 = False")
         job = TrainingJob(
             gin_files=tuple(self.gin_files),
@@ -285,13 +283,13 @@ def _so_far(result: Result) -> str:
     return f", {result.outcome}"
 
 
-def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], engine: str) -> tuple[int, str]:
+def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], runtime: RuntimeKind) -> tuple[int, str]:
     """Number of GPUs to use, and what people should know about it."""
-    found = len(nvidia.visible(os.environ) if engine == jax_devices.KIND else devices_lib.discover().gpus)
+    found = len(runtime.gpus())
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
     if settings.devices == "gpu":
         if not found:
-            raise UsageError(f"verify.devices = 'gpu', but {engine} finds no GPU on this machine; leave it out")
+            raise UsageError(f"verify.devices = 'gpu', but {runtime.name} finds no GPU on this machine; leave it out")
         return found, f"{found} GPU(s), asked for"
     if settings.devices == "cpu":
         return 0, "logical CPU devices, asked for"

@@ -16,7 +16,7 @@ import numpy as np  # noqa: E402
 
 from launcher.config import gin_bindings, gin_used  # noqa: E402
 from launcher.errors import EXIT_DONE, UsageError  # noqa: E402
-from launcher.machine import child_process, cluster, exit_barrier, jax_devices  # noqa: E402
+from launcher.machine import child_process, cluster, exit_barrier  # noqa: E402
 from launcher.run import loading, session  # noqa: E402
 from launcher.run.start import starting_point  # noqa: E402
 from launcher.step.layers import turn_off_dropout  # noqa: E402
@@ -57,14 +57,9 @@ def _build(job: TrainingJob, environ: dict[str, str]) -> tuple[session.Session, 
         replicas=job.topology.local_replicas,
         seed=job.seed,
         deterministic=job.deterministic,
-        engine=job.topology.engine,
+        runtime=job.topology.runtime,
     ).resolve(job.gin_files, job.gin_params)
-    if job.topology.engine == jax_devices.KIND:
-        from launcher.step_program import pjrt_runtime  # with JAX, which need not be there
-
-        built = pjrt_runtime.build(resolved, compile_cache=None, from_chief=False)
-    else:
-        built = session.build(resolved)
+    built = session.build(resolved)
     starting_point.begin(built.trainer, resolved.recipe.start)
     if not VerifySettings().dropout:  # the rest of it is the parent's
         turn_off_dropout(built.model)

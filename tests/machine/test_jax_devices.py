@@ -59,7 +59,7 @@ def test_what_a_slice_cannot_do_is_said_before_its_hosts_wait_for_each_other(clu
 def test_on_a_tpu_jax_comes_with_its_own_libtpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(UsageError, match=r"\[jax_tpu\]"):
-        jax_devices.start(jax_devices.plan(None, ALONE, {}, CHIPS), ALONE, None)
+        jax_devices.start(jax_devices.plan(None, ALONE, {}, CHIPS), ALONE)
     monkeypatch.setattr(installation, "_versions", lambda *names: ["tensorflow-tpu 2.20.0"])
     assert "second virtual environment" in installation.jax_command("jax_tpu")
     monkeypatch.setattr(installation, "_PYTHON_OF_JAX", (3, 99))

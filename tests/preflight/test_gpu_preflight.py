@@ -13,6 +13,7 @@ from toy_step import dense_step
 
 from launcher.errors import EXIT_DONE, EXIT_USAGE, UsageError
 from launcher.machine.accelerators import CARDS
+from launcher.machine.runtime_kinds import PJRT
 from launcher.models.resnet import resnet
 from launcher.preflight import advice, gpus
 from launcher.preflight import compiler as compiler_lib
@@ -54,10 +55,10 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
 
 
 def test_a_run_by_jax_has_the_share_that_it_takes_and_is_compiled_in_any_case():
-    where = dataclasses.replace(gpus.find("h200"), engine="pjrt")
+    where = dataclasses.replace(gpus.find("h200"), runtime=PJRT)
     outside, inside = where.reserved(None, 1000).values()
     assert (outside.value, inside.value) == (round(0.08 * where.memory_bytes.value), 50)
-    assert {one.engine for one in where.larger()} == {where.strategy().kind} == {"pjrt"}
+    assert {one.runtime.name for one in where.larger()} == {where.strategy().kind} == {"pjrt"}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_every_card_compiles_and_its_program_is_read_as_a_tpus_is(compiled, name
     assert counted.flops == 2 * 2 * 256 * 1024 * 512
     assert [one.bytes for one in counted.collectives] == [4 * 1024 * 512]
     # bfloat16 needs an A100 or newer.
-    on_tensor_cores = gpu_program.engine(counted.matrix_ops[0], where.card)[0] == "Tensor Cores"
+    on_tensor_cores = gpu_program.unit_of(counted.matrix_ops[0], where.card)[0] == "Tensor Cores"
     assert on_tensor_cores == (where.card.capability >= (8, 0))
 
 

@@ -16,6 +16,7 @@ from tensorflow.compiler.tf2xla.python import xla as tfxla
 from launcher import main as entry
 from launcher.errors import UsageError
 from launcher.machine import accelerators
+from launcher.machine.runtime_kinds import PJRT, TENSORFLOW
 from launcher.preflight import gpus, slices
 from launcher.run import layer_settings, loading
 from launcher.step_program import lowering
@@ -138,10 +139,10 @@ def test_what_a_kernel_needs_is_said_where_it_is_missing(dry_run, monkeypatch, l
     assert "Traceback" not in err
 
 
-def of_a_card(card, *bindings, engine="tensorflow"):
+def of_a_card(card, *bindings, runtime=TENSORFLOW):
     """A language model's attention layer, and its line, as a run on such GPUs sets them."""
     keras.config.set_dtype_policy("mixed_float16")
-    on = dataclasses.replace(gpus.find(card), engine=engine)
+    on = dataclasses.replace(gpus.find(card), runtime=runtime)
     machine = loading.Machine(environ={}, seed=0, deterministic=False, on=on.strategy(), connect=False)
     small = ("language_model.layers = 1", "train.precision = 'mixed_float16'", "train.strategy = 'auto'")
     plan = machine.resolve(["lm_gpu.gin"], [*small, "train.global_batch_size = 8", *bindings])
@@ -163,8 +164,8 @@ def test_cudnns_kernel_needs_an_ampere_and_no_jax(monkeypatch, tmp_path, card, m
 def test_auto_takes_cudnns_kernel_on_a_card_that_has_shown_it(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     dropping = "language_model.attention_dropout = 0.1"
-    assert of_a_card("h200:1", engine="pjrt").startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
-    others = [of_a_card("a100-40:1", engine="pjrt"), of_a_card("h200:1", dropping, engine="pjrt"), of_a_card("h200:1")]
+    assert of_a_card("h200:1", runtime=PJRT).startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
+    others = [of_a_card("a100-40:1", runtime=PJRT), of_a_card("h200:1", dropping, runtime=PJRT), of_a_card("h200:1")]
     assert [one.partition(" ")[0] for one in others] == ["plain"] * 3
 
 
@@ -199,7 +200,7 @@ def of_a_program(path, on, form, policy="mixed_bfloat16"):
 def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_so(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
-    of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h100:1"), engine=one) for one in ("pjrt", "tensorflow"))
+    of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h100:1"), runtime=one) for one in (PJRT, TENSORFLOW))
     line, calls = of_a_program(path, of_jax, "kernel")
     assert line.startswith("cuDNN's wherever keras.ops.dot_product_attention is called, as by 3 of 4 layers of Keras")
     assert calls == {"Softmax": 2, "SoftmaxBackward": 2}

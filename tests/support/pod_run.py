@@ -12,16 +12,16 @@ import convolutions  # noqa: F401
 import numpy as np
 
 from launcher.config import gin_bindings
-from launcher.run import loading
+from launcher.machine.runtime_kinds import PJRT
+from launcher.run import loading, session
 from launcher.run.recipe import Recipe
-from launcher.step_program import pjrt_runtime
 
 
 def main(recipe: str, replicas: str, steps: str, out: str, batches: str, *params: str) -> None:
     loading.import_builtins()
     gin_bindings.load([recipe], params)
-    plan = loading.Machine(environ={}, replicas=int(replicas), engine="pjrt").plan_of(Recipe())
-    trainer = pjrt_runtime.build(plan, compile_cache=None, from_chief=False).trainer
+    plan = loading.Machine(environ={}, replicas=int(replicas), runtime=PJRT).plan_of(Recipe())
+    trainer = session.build(plan).trainer
     records = trainer.train(given(batches, int(replicas)) if batches else trainer.batches(plan.data), int(steps))
     found = {f"report/{name}": getattr(records, name) for name in REPORTED}
     for name, value in trainer.runtime.arrays.items():

@@ -14,6 +14,7 @@ import small_run
 import tensorflow as tf
 
 from launcher import optimizers
+from launcher.machine.runtime_kinds import PJRT, TENSORFLOW, RuntimeKind
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
@@ -47,10 +48,10 @@ def _optimizer() -> optimizers.Optimizer:
     return optimizers.adamw(learning_rate=0.1, weight_decay=0.1)
 
 
-def plan(replicas: int, engine: str | None = None) -> Any:
+def plan(replicas: int, runtime: RuntimeKind = TENSORFLOW) -> Any:
     settings = {"precision": "float32", "optimizer": _optimizer, "ema_decay": 0.5}
     call = FitCall(settings={"task": Line(), "steps": STEPS, "global_batch_size": BATCH, "microbatches": 1, **settings})
-    return Machine(environ={}, replicas=replicas, engine=engine).plan_of(call.recipe())
+    return Machine(environ={}, replicas=replicas, runtime=runtime).plan_of(call.recipe())
 
 
 def seen(made: session.Session) -> dict[str, np.ndarray]:
@@ -103,7 +104,4 @@ def on(runtime: Runtime, replicas: int = 1) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    from launcher.step_program import pjrt_runtime
-
-    resolved = plan(int(sys.argv[1]), engine="pjrt")
-    np.savez(sys.argv[2], **seen(pjrt_runtime.build(resolved, compile_cache=None, from_chief=False)))
+    np.savez(sys.argv[2], **seen(session.build(plan(int(sys.argv[1]), PJRT))))

@@ -69,7 +69,7 @@ def is_16_bit(product: MatrixOp) -> bool:
     return set(product.dtypes) <= _HALF
 
 
-def engine(product: MatrixOp, card: Card) -> tuple[str, float, str]:
+def unit_of(product: MatrixOp, card: Card) -> tuple[str, float, str]:
     """The unit that multiplies, its FLOP/s at most, and why it is not the Tensor Cores; "" where it is."""
     kinds = set(product.dtypes)
     if kinds <= {"f16"} or (is_16_bit(product) and card.has_bfloat16):
@@ -88,10 +88,10 @@ def engine(product: MatrixOp, card: Card) -> tuple[str, float, str]:
 
 
 def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
-    """(engine and dtype, seconds at its peak, FLOPs) of a step's arithmetic, the most FLOPs first."""
+    """(unit and dtype, seconds at its peak, FLOPs) of a step's arithmetic, the most FLOPs first."""
 
     def share(product: MatrixOp) -> tuple[str, float, float]:
-        name, rate, _ = engine(product, card)
+        name, rate, _ = unit_of(product, card)
         return f"{'x'.join(dict.fromkeys(product.dtypes))} on {name}", product.flops / rate, product.flops
 
     return costs_lib.summed(map(share, costs.matrix_ops))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from launcher.data.kinds import reads_once
 from launcher.errors import MachineError, PeerError, UsageError
+from launcher.machine.runtime_kinds import TENSORFLOW
 from launcher.reporting.units import first
 from launcher.run.actions.base import Action, Phase
 from launcher.run.plan import RunPlan
@@ -70,7 +71,7 @@ class ReplaySteps(Action):
 def _check(plan: RunPlan, runtime: Runtime) -> None:
     asked = f"train.replay_every = {plan.recipe.replay_every}"
     if runtime.host is not runtime or plan.recipe.task.step_assigns is not None:
-        raise UsageError(f"{asked}: for steps of our own on TensorFlow's engine; leave it out with others")
+        raise UsageError(f"{asked}: for steps of our own by {TENSORFLOW.flag}; leave it out with others")
     if reads_once(plan.data):
         raise UsageError(f"{asked}: the generator has no batch twice; leave it out, or give other data")
     if plan.strategy.accelerator == "gpu" and not plan.deterministic:
