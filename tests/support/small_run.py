@@ -91,7 +91,7 @@ def build(
     }
     call = FitCall(settings={"task": task, "microbatches": microbatches, **settings})
     resolved = Machine(environ=environ, replicas=replicas).plan_of(call.recipe())
-    return session.build_on(TfRuntime(on) if on else session.runtime_of(resolved), resolved)
+    return session.build_on(TfRuntime(on) if on else session.tf_runtime(resolved), resolved)
 
 
 def train(made: session.Session, steps: int | None = None):
