@@ -20,7 +20,7 @@ from launcher.machine import compile_cache, exit_barrier, installation, nvidia, 
 from launcher.machine.cluster import Cluster
 from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, discover, gpu_notes, of_gpus
 from launcher.machine.runtime_kinds import PJRT
-from launcher.machine.stderr_filter import without_early_log
+from launcher.machine.tensorflow_import import without_early_log
 
 _FLAG = PJRT.flag
 # How much of a GPU JAX takes, where the user says it; the first is the name that newer versions know alone.

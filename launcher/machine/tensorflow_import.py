@@ -13,18 +13,29 @@ import functools
 import gc
 import logging
 import os
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from launcher.errors import UsageError
-from launcher.machine import installation, versions
-from launcher.machine.stderr_filter import without_early_log
+from launcher.machine import child_process, installation, versions
 
 # Leans on TensorFlow, Keras: importing them works without these packages. Noticed by
 # tests/machine/test_tensorflow_import.py. Then: take the one that is needed out of this list; starts get slower.
 _OPTIONAL = ("sklearn", "matplotlib", "jax", "pandas", "scipy")
+
+_STDERR = 2
+_PATIENCE_SECONDS = 5.0
+# What absl's C++ logging writes before a program initialises it, whatever TF_CPP_MIN_LOG_LEVEL says. Seen with
+# TensorFlow 2.21: the preamble, and "I0000 00:00:1795351047.083791    4814 port.cc:153] oneDNN custom operations …".
+# Leans on TensorFlow: the log lines before absl is initialised have this form. Noticed by
+# tests/machine/test_tensorflow_import.py. Then: change the pattern; nothing but the console is affected.
+_PREAMBLE = r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
+_LINE = r"{}[0-9]{{4}} [0-9:.]+ +[0-9]+ [A-Za-z0-9_.]+:[0-9]+\] .*"
+# What is sent to all processes must not take away the last words of the one that it filters for.
+_FILTER = 'trap "" INT TERM HUP; LC_ALL=C exec sed -u -E "$0"'
 
 
 def require_tensorflow() -> None:
@@ -99,3 +110,36 @@ def _annotations_compiled_once() -> Iterator[None]:
         yield
     finally:
         del typing.compile  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_early_log() -> Iterator[None]:
+    """Holds TensorFlow's early log lines to TF_CPP_MIN_LOG_LEVEL, which C++ code ignores while it is being loaded.
+
+    At 1, lines of level INFO are left out, from 2 on those of level WARNING, too. Errors, fatal ones and whatever is
+    not such a line are passed on, also where the process is killed by them: another process does it.
+    """
+    level = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "0")
+    levels = {"0": "", "1": "I"}.get(level, "[IW]") if level.isdecimal() else ""
+    if not levels:
+        yield
+        return
+    try:
+        own = os.dup(_STDERR)
+    except OSError:  # it is closed
+        yield
+        return
+    script = f"/^({_PREAMBLE}|{_LINE.format(levels)})$/d"
+    process = child_process.start(["sh", "-c", _FILTER, script], stdout=own, stderr=own)
+    assert process.stdin is not None
+    os.dup2(process.stdin.fileno(), _STDERR)
+    process.stdin.close()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, _STDERR)
+        os.close(own)
+        # It ends with its input; only what was started meanwhile, and is still there, could keep that open.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)

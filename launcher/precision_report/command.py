@@ -9,8 +9,7 @@ from launcher.config import gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
 from launcher.precision_report import findings
-from launcher.precision_report.examine import examine
-from launcher.precision_report.settings import PrecisionReportSettings
+from launcher.precision_report.examine import PrecisionReportSettings, examine
 from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session

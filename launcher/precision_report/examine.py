@@ -1,4 +1,7 @@
-"""Everything a precision report says, measured on a few batches of a session."""
+"""Everything a precision report says, measured on a few batches of a session.
+
+Recipes or `--gin_param` bind its settings as `precision_report.…`.
+"""
 
 import dataclasses
 import math
@@ -7,18 +10,45 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launcher.errors import TrainingError
+from launcher.config import gin_bindings
+from launcher.config.bound_types import check_least
+from launcher.errors import TrainingError, UsageError
 from launcher.precision_report import lint
 from launcher.precision_report.probe import Probe, Probed, Tensor
-from launcher.precision_report.settings import PrecisionReportSettings
 from launcher.run.layer_lint import LintFinding
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
+from launcher.step.precision import POLICIES
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient, ScaleAdvice
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
+
+
+@gin_bindings.settings("precision_report")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrecisionReportSettings:
+    """Settings of a precision report.
+
+    Attributes:
+      batches: calibration batches, of the steps that follow the weights.
+      policy: the policy to examine; None for the recipe's, and mixed_float16 where that is float32.
+      layers: how many layers the tables show, the worst first; precision.json has all.
+    """
+
+    batches: int = 2
+    policy: str | None = None
+    layers: int = 8
+
+    def __post_init__(self) -> None:
+        check_least("precision_report", self, batches=1, layers=1)
+        if self.policy is not None and self.policy not in POLICIES:
+            raise UsageError(f"precision_report.policy = {self.policy!r}: expected one of {', '.join(POLICIES)}")
+
+    def policy_for(self, resolved: str) -> str:
+        """The policy to examine in a run whose own is `resolved`."""
+        return self.policy or ("mixed_float16" if resolved == "float32" else resolved)
 
 
 class PassError(NamedTuple):
@@ -84,7 +114,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
     advice = float16_losses.advise([one for one in gradients if one.is_16_bit], plan.policy)
     now = round(math.log2(scale))
     errors = {}
-    for k in dict.fromkeys([0, now, *([] if advice.scale_log2 is None else [advice.scale_log2])]):
+    for k in dict.fromkeys([0, now, *advice.recommended]):
         say(f"the 16-bit pass at scale 2^{k}")
         errors[k] = _errors(probe, found[-1] if k == now else probe.run(batch, 2.0**k))
     say("lint")

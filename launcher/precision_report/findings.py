@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.precision_report.examine import Examined, PassError
+from launcher.precision_report.examine import Examined
 from launcher.reporting.console import Console, show_table
 from launcher.reporting.summary import versions
 from launcher.run.layer_lint import LintFinding
@@ -20,23 +20,18 @@ def show(found: Examined, console: Console, *, layers: int) -> None:
     console.note("")
     for line in recommendation(found):
         console.note(line)
-    for title, rows in tables(found, layers):
-        console.note("")
-        console.note(title)
-        show_table(rows, console)
-    console.note("")
-    for line in findings(found.findings):
-        console.note(line)
-
-
-def tables(found: Examined, layers: int) -> list[tuple[str, Rows]]:
-    """Each table's title and rows, the heading first."""
-    parts = [
+    for title, rows in (
         ("What float16 does to the gradients, shares of those that are not zero", totals(found)),
         ("Worst layers", worst(found, layers)),
         ("The real 16-bit pass against float32, worst weights", errors(found, layers)),
-    ]
-    return [(title, rows) for title, rows in parts if len(rows) > 1]
+    ):
+        if len(rows) > 1:
+            console.note("")
+            console.note(title)
+            show_table(rows, console)
+    console.note("")
+    for line in findings(found.findings):
+        console.note(line)
 
 
 def recommendation(found: Examined) -> list[str]:
@@ -79,20 +74,21 @@ def totals(found: Examined) -> Rows:
 def worst(found: Examined, count: int) -> Rows:
     """Weights and activations that lose the most at scale 1, first values, then bits; the worst first."""
 
-    def badness(one: Gradient) -> tuple[float, float]:
-        shares = float16_losses.shares(one.counts, 0, one.maximum)
-        return shares.lost, shares.subnormal
-
-    ordered = sorted((one for one in found.narrow if one.kind != "wire"), key=badness, reverse=True)
-    recommended = [] if found.advice.scale_log2 is None else [found.advice.scale_log2]
-    at_recommended = [f"{what} at {power(k)}" for k in recommended for what in ("lost", "subnormal")]
-    rows = [["layer or weight", "gradient of", "lost at 1", "subnormal at 1", *at_recommended, "largest", "headroom"]]
-    for one in ordered[:count]:
-        shares = [float16_losses.shares(one.counts, k, one.maximum) for k in (0, *recommended)]
-        parts = [share(value) for each in shares for value in (each.lost, each.subnormal)]
+    scales = list(dict.fromkeys([0, *found.advice.recommended]))
+    at_scales = [f"{what} at {power(k)}" for k in scales for what in ("lost", "subnormal")]
+    rows = [["layer or weight", "gradient of", *at_scales, "largest", "headroom"]]
+    gradients = [
+        (one, [value for k in scales for value in _lost(one, k)]) for one in found.narrow if one.kind != "wire"
+    ]
+    for one, lost in sorted(gradients, key=lambda row: row[1][:2], reverse=True)[:count]:
         left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
-        rows.append([one.path, one.kind, *parts, f"{one.maximum:.1e}", f"{left:.1f} bits"])
+        rows.append([one.path, one.kind, *map(share, lost), f"{one.maximum:.1e}", f"{left:.1f} bits"])
     return rows
+
+
+def _lost(one: Gradient, scale_log2: int) -> tuple[float, float]:
+    shares = float16_losses.shares(one.counts, scale_log2, one.maximum)
+    return shares.lost, shares.subnormal
 
 
 def errors(found: Examined, count: int) -> Rows:
@@ -153,17 +149,17 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
         "loss_scale": {
             "needed": advice.needed,
             "why": advice.why,
-            "now": math.ldexp(1.0, found.loss_scale_log2),
-            "recommended": None if advice.scale_log2 is None else math.ldexp(1.0, advice.scale_log2),
+            "now": 2.0**found.loss_scale_log2,
+            "recommended": None if advice.scale_log2 is None else 2.0**advice.scale_log2,
             "headroom_bits": advice.headroom_bits,
-            "less_than_0.1%_lost": advice.harmless and [math.ldexp(1.0, k) for k in advice.harmless],
+            "less_than_0.1%_lost": advice.harmless and [2.0**k for k in advice.harmless],
         },
         "sweep": [
-            {"scale": math.ldexp(1.0, k), **float16_losses.pooled(found.narrow, k)._asdict()}
+            {"scale": 2.0**k, **float16_losses.pooled(found.narrow, k)._asdict()}
             for k in range(float16_losses.FLOOR, float16_losses.CEILING + 1)
         ],
         "gradients": [_gradient(one) for one in found.gradients],
-        "errors": {f"{math.ldexp(1.0, k):.17g}": [_error(one) for one in rows] for k, rows in found.errors.items()},
+        "errors": {f"{2.0**k:.17g}": [one._asdict() for one in rows] for k, rows in found.errors.items()},
         "lint": [dataclasses.asdict(one) for one in found.findings],
         "versions": versions(),
     }
@@ -175,18 +171,10 @@ def _gradient(one: Gradient) -> dict[str, Any]:
         "path": one.path,
         "kind": one.kind,
         "dtype": one.dtype,
-        "maxima": [float(value) for value in one.maxima],
-        "headroom_bits": _known(float16_losses.headroom(one.maximum)),
+        "maxima": one.maxima.tolist(),
+        "headroom_bits": float16_losses.headroom(one.maximum),
         "zeros": one.counts[0],
         "not_finite": one.counts[NON_FINITE_BIN],
         "counts_by_exponent": {str(place - BIAS): one.counts[place] for place in known},
         "at_scale_1": float16_losses.shares(one.counts, 0, one.maximum)._asdict(),
     }
-
-
-def _error(one: PassError) -> dict[str, Any]:
-    return {**one._asdict(), "cosine": _known(one.cosine), "relative": _known(one.relative)}
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -31,7 +31,7 @@ def import_builtins() -> None:
         "launcher.data.images.image_data",
         "launcher.data.text.corpus",
         "launcher.data.text.pairs",
-        "launcher.precision_report.settings",
+        "launcher.precision_report.examine",
         "launcher.tasks.image_classification",
         "launcher.tasks.keras_model",
         "launcher.tasks.language_modelling",

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -49,35 +49,23 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
 
 def _saved_model(made: Session, weights: Weights, folder: str) -> None:
     served = made.plan.recipe.task.served(made.model)
-    if served is None:
-        _save_own_inputs(made, folder)
+    function: Callable[..., Any]
+    if served is not None:
+        function, resources = served.function, list(served.resources)
+        specs = [tf.TensorSpec([None], tf.string, name=served.input_name)]
     else:
-        spec = tf.TensorSpec([None], tf.string, name=served.input_name)
-        _save_function(made.model, served.function, [spec], served.resources, folder)
+        own = interface.of(made.model, made.plan)
 
+        def function(*tensors: tf.Tensor) -> Mapping[str, tf.Tensor]:
+            outputs = own.call(dict(zip(own.inputs, tensors, strict=True)))
+            # A signature must not give back what it was given, nor one tensor twice.
+            return {name: tf.identity(tensor) for name, tensor in outputs.items()}
 
-def _save_own_inputs(made: Session, folder: str) -> None:
-    own = interface.of(made.model, made.plan)
-
-    def serve(*tensors: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        outputs = own.call(dict(zip(own.inputs, tensors, strict=True)))
-        # A signature must not give back what it was given, nor one tensor twice.
-        return {name: tf.identity(tensor) for name, tensor in outputs.items()}
-
-    _save_function(made.model, serve, list(own.inputs.values()), _tables(made.model), folder)
-
-
-def _save_function(
-    model: keras.Model,
-    function: Callable[..., Any],
-    specs: Sequence[tf.TensorSpec],
-    resources: Sequence[Any],
-    folder: str,
-) -> None:
+        specs, resources = list(own.inputs.values()), _tables(made.model)
     module = tf.Module(name="served")
     # Not the Keras model itself, which would bring its own functions and, to be loaded, its own classes.
-    module.variables_read = [variable.value for variable in model.variables]
-    module.resources = list(resources)
+    module.variables_read = [variable.value for variable in made.model.variables]
+    module.resources = resources
     module.serve = tf.function(function, input_signature=specs)
     tf.saved_model.save(module, folder, signatures={"serving_default": module.serve})
 

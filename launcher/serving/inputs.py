@@ -8,12 +8,13 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from launcher.errors import UsageError, advice, user_code
+from launcher.errors import UsageError, user_code
 from launcher.run.session import Session
 from launcher.serving import interface
 from launcher.tasks.base import ReadsImages, ReadsLines
@@ -101,50 +102,40 @@ class Arrays(Inputs):
     def prepare(self, made: Session) -> None:
         self._interface = interface.of(made.model, made.plan)
         specs = self._interface.inputs
-        if self._path.endswith(".npy"):
-            if len(specs) != 1:
-                raise UsageError(
-                    f"--input={self._path}: the model has the inputs {interface.listed(specs)}; give "
-                    f"{interface.array_advice(specs)}"
-                )
+        if self._path.endswith(".npy") and len(specs) == 1:
             self._arrays = dict(zip(specs, self._arrays.values(), strict=True))
-        for name in self._arrays:
-            if name not in specs:
-                raise UsageError(f"--input={self._path}: the model has no input {name!r}{advice(name, specs)}")
+        for name in [*self._arrays, *specs]:
+            if name not in specs or name not in self._arrays:
+                wrong = f"{name!r} is missing" if name in specs else f"the model has no input {name!r}"
+                raise UsageError(f"--input={self._path}: {wrong}; give a .npz file of {interface.listed(specs)}")
         for name, spec in specs.items():
-            if name not in self._arrays:
-                raise UsageError(f"--input={self._path}: {name!r} is missing: {interface.listed(specs)}")
             self._check(name, self._arrays[name], spec)
 
     def _check(self, name: str, array: np.ndarray, spec: tf.TensorSpec) -> None:
-        of = f"--input={self._path}: the array for input {name!r}"
         if not spec.shape.is_compatible_with(array.shape):
-            raise UsageError(f"{of} has shape {array.shape}, and the model takes {interface.shown(spec)}")
-        is_text = array.dtype.kind in "US"
-        if is_text != (spec.dtype == tf.string) or (
-            not is_text and not np.can_cast(array.dtype, spec.dtype.as_numpy_dtype, "same_kind")
+            wrong = f"has shape {array.shape}"
+        elif (array.dtype.kind in "US") != (spec.dtype == tf.string) or not np.can_cast(
+            array.dtype, spec.dtype.as_numpy_dtype, "same_kind"
         ):
-            raise UsageError(f"{of} is {array.dtype}, and the model takes {interface.shown(spec)}; convert it first")
+            wrong = f"is {array.dtype}"
+        else:
+            return
+        shown = interface.shown(spec)
+        raise UsageError(f"--input={self._path}: the array for input {name!r} {wrong}, and the model takes {shown}")
 
     def encode(self, records: Sequence[int], rows: int) -> Batch:
         # A real row repeated: an empty one might not be finite in a norm.
         chosen = [*records, *[records[0]] * (rows - len(records))]
-        batch = {name: array[chosen] for name, array in self._arrays.items()}
-        dtypes = {name: spec.dtype for name, spec in self._interface.inputs.items()}
-        return {
-            name: array if dtypes[name] == tf.string else array.astype(dtypes[name].as_numpy_dtype)
-            for name, array in batch.items()
-        }
+        specs = self._interface.inputs
+        return {name: array[chosen].astype(specs[name].dtype.as_numpy_dtype) for name, array in self._arrays.items()}
 
     def answers(self, records: Sequence[int], outputs: Batch) -> Batch:
-        return {name: _as_numpy(name, array[: len(records)]) for name, array in outputs.items()}
-
-
-def _as_numpy(name: str, array: np.ndarray) -> np.ndarray:
-    """An output in a dtype that .npy files have."""
-    if array.dtype == object:
-        raise UsageError(f"output {name!r} of the model is text, which a .npy file does not hold")
-    return array.astype(np.float32) if array.dtype == tf.bfloat16.as_numpy_dtype else array
+        for name, array in outputs.items():
+            if array.dtype == object:
+                raise UsageError(f"output {name!r} of the model is text, which a .npy file does not hold")
+        bfloat16 = tf.bfloat16.as_numpy_dtype  # which .npy files do not have
+        rows = {name: array[: len(records)] for name, array in outputs.items()}
+        return {name: array.astype(np.float32) if array.dtype == bfloat16 else array for name, array in rows.items()}
 
 
 def _loaded(path: str) -> Batch:
@@ -178,34 +169,25 @@ class Images(Inputs):
         self._decode = tf.function(decode, input_signature=[tf.TensorSpec([None], tf.string)])
 
     def encode(self, records: Sequence[str], rows: int) -> Batch:
-        contents: dict[str, bytes] = {}
-        for path in records:
-            try:
-                with tf.io.gfile.GFile(path, "rb") as file:
-                    contents[path] = file.read()
-            except (OSError, tf.errors.OpError) as error:
-                self._damaged[path] = _what_is_wrong(error)
-        images = self._decoded(contents)
-        if not images:
+        with ThreadPoolExecutor() as pool:
+            images = dict(zip(records, pool.map(self._decoded, records), strict=True))
+        self._damaged |= {path: image for path, image in images.items() if isinstance(image, str)}
+        shapes = [image.shape for image in images.values() if not isinstance(image, str)]
+        if not shapes:
             return {}
-        batch = np.zeros([rows, *next(iter(images.values())).shape], np.float32)
+        batch = np.zeros([rows, *shapes[0]], np.float32)
         for index, path in enumerate(records):
-            if path in images:
+            if path not in self._damaged:
                 batch[index] = images[path]
         return {"image": batch}
 
-    def _decoded(self, contents: dict[str, bytes]) -> dict[str, np.ndarray]:
-        """Images by path; where some of them are damaged, one at a time to find out which."""
-        if not contents:
-            return {}
+    def _decoded(self, path: str) -> np.ndarray | str:
+        """The image in a file, or what is wrong with the file."""
         try:
-            with tf.device("CPU:0"):  # no accelerator takes strings
-                return dict(zip(contents, self._decode(tf.constant([*contents.values()])).numpy(), strict=True))
-        except tf.errors.OpError as error:
-            if len(contents) == 1:
-                self._damaged[next(iter(contents))] = _what_is_wrong(error)
-                return {}
-        return {path: image for item in contents.items() for path, image in self._decoded(dict([item])).items()}
+            with tf.io.gfile.GFile(path, "rb") as file, tf.device("CPU:0"):  # no accelerator takes strings
+                return self._decode(tf.constant([file.read()])).numpy()[0]
+        except (OSError, tf.errors.OpError) as error:
+            return _what_is_wrong(error)
 
     def answer(self, model: Any, batch: Any) -> Any:
         return self._task.classify(model, batch)
@@ -236,18 +218,16 @@ class Images(Inputs):
 
 
 def _image_files(path: str) -> list[str]:
-    if not tf.io.gfile.isdir(path):
-        found = tf.io.gfile.glob(path) if is_pattern(path) else [path]
-        if not found or not tf.io.gfile.exists(found[0]):
-            raise UsageError(f"--input={path}: there is no such file")
-        return sorted(file for file in found if not tf.io.gfile.isdir(file)) or _no_images(path)
-    every = [os.path.join(folder, name) for folder, _, names in tf.io.gfile.walk(path) for name in names]
-    return sorted(file for file in every if file.lower().endswith(IMAGE_SUFFIXES)) or _no_images(path, len(every))
-
-
-def _no_images(path: str, others: int = 0) -> list[str]:
-    more = f" among its {others} files" if others else ""
-    raise UsageError(f"--input={path}: there is no image{more} ({', '.join(IMAGE_SUFFIXES)})")
+    if tf.io.gfile.isdir(path):
+        every = [os.path.join(folder, name) for folder, _, names in tf.io.gfile.walk(path) for name in names]
+        files = [file for file in every if file.lower().endswith(IMAGE_SUFFIXES)]
+    else:
+        every = tf.io.gfile.glob(path) if is_pattern(path) else [path]
+        files = [file for file in every if not tf.io.gfile.isdir(file)]
+    if not files:
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise UsageError(f"--input={path}: there is no image among its {len(every)} files ({suffixes})")
+    return sorted(files)
 
 
 # ------------------------------------------------------------------------------------------------------- lines of text
@@ -258,21 +238,23 @@ class _TextFile(Inputs):
 
     def __init__(self, path: str | None):
         self._path = path
-        self._name = "standard input" if path is None else f"--input={path}"
 
     def batches(self, size: int) -> Iterator[list[str]]:
-        with contextlib.ExitStack() as stack:
-            file = sys.stdin.buffer if self._path is None else stack.enter_context(_opened(self._path))
-            lines = self._decoded(file)
-            while batch := [line.rstrip("\r\n") for line in itertools.islice(lines, size)]:
-                yield batch
+        name = "standard input" if self._path is None else f"--input={self._path}"
+        try:
+            with contextlib.nullcontext(sys.stdin.buffer) if self._path is None else open(self._path, "rb") as file:
+                lines = (_text(line, f"{name}, line {number}") for number, line in enumerate(file, start=1))
+                while batch := list(itertools.islice(lines, size)):
+                    yield batch
+        except OSError as error:
+            raise UsageError(f"{name} cannot be read: {error.strerror or error}") from None
 
-    def _decoded(self, file: IO[bytes]) -> Iterator[str]:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UsageError(f"{self._name}, line {number}: not UTF-8 ({error.reason})") from None
+
+def _text(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{place}: not UTF-8 ({error.reason})") from None
 
 
 class Lines(_TextFile):
@@ -300,9 +282,8 @@ class Texts(_TextFile):
         specs = list(self._interface.inputs.values())
         if len(specs) != 1 or specs[0].dtype != tf.string or specs[0].shape.rank > 2:
             raise UsageError(
-                f"--mode=predict: {type(made.plan.recipe.task).__name__} does not answer lines of text; its model "
-                f"takes {interface.listed(self._interface.inputs)}: give --input as "
-                f"{interface.array_advice(self._interface.inputs)}"
+                f"--mode=predict: {type(made.plan.recipe.task).__name__} does not answer lines of text; give --input "
+                f"as a .npz file of what its model takes: {interface.listed(self._interface.inputs)}"
             )
 
     def encode(self, records: Sequence[str], rows: int) -> Batch:
@@ -311,17 +292,9 @@ class Texts(_TextFile):
         return {name: texts if spec.shape.rank == 1 else texts[:, np.newaxis]}
 
     def answers(self, records: Sequence[str], outputs: Batch) -> list[str]:
-        rows = [{name: _plain(array[row]) for name, array in outputs.items()} for row in range(len(records))]
-        return [json.dumps({"line": line, **row}) for line, row in zip(records, rows, strict=True)]
+        rows = ({name: array[row] for name, array in outputs.items()} for row in range(len(records)))
+        return [json.dumps({"line": line, **row}, default=_plain) for line, row in zip(records, rows, strict=True)]
 
 
 def _plain(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _opened(path: str) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise UsageError(f"--input={path} cannot be read: {error.strerror or error}") from None
+    return value.decode(errors="replace") if isinstance(value, bytes) else value.tolist()

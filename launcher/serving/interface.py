@@ -156,8 +156,3 @@ def shown(spec: tf.TensorSpec) -> str:
 def listed(specs: Mapping[str, tf.TensorSpec]) -> str:
     """The inputs of a model, as a message has them."""
     return ", ".join(f"{name!r} ({shown(spec)})" for name, spec in specs.items())
-
-
-def array_advice(specs: Mapping[str, tf.TensorSpec]) -> str:
-    """Kind of file that holds arrays for these inputs."""
-    return "a .npy file" if len(specs) == 1 else "a .npz file with these keys"

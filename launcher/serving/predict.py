@@ -1,11 +1,18 @@
-"""Prediction by a trained model: records in, as many answers out, in their order."""
+"""Prediction by a trained model: records in, as many answers out, in their order.
 
-import functools
+They are written in the folder OUTPUT.partial, and stand in their place when all are there.
+"""
+
+import contextlib
+import io
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +22,6 @@ from launcher.machine.no_autograph import call_converted
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.runtime import Rows
-from launcher.serving import answers_file
 from launcher.serving.inputs import (
     ARRAY_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -54,17 +60,24 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:
         sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-        _answer_all(made, records, functools.partial(answers_file.write_lines, sys.stdout))
+        _write_lines(made, records, sys.stdout)
         return
-    with answers_file.partial_folder(output_path) as folder:
+    with partial_folder(output_path) as folder:
         if isinstance(records, Arrays):
-            arrays = answers_file.AnswerArrays(folder, output_path, len(records.records))
-            _answer_all(made, records, arrays.append)
+            arrays = AnswerArrays(folder, output_path, len(records.records))
+            for answers in _answered(made, records):
+                arrays.append(answers)
             arrays.finish()
             return
         with open(folder / "answers", "w", encoding="utf-8") as file:
-            _answer_all(made, records, functools.partial(answers_file.write_lines, file))
+            _write_lines(made, records, file)
         os.replace(folder / "answers", output_path)
+
+
+def _write_lines(made: Session, records: Inputs, file: TextIO) -> None:
+    for answers in _answered(made, records):
+        file.writelines(f"{line}\n" for line in answers)
+        file.flush()
 
 
 def open_records(path: str | None, task: Any) -> Inputs:
@@ -101,8 +114,8 @@ def _check_output(input_path: str | None, output_path: str | None) -> None:
         raise UsageError(f"--output={output_path}: its folder does not exist")
 
 
-def _answer_all(made: Session, records: Inputs, append: Callable[[Any], None]) -> None:
-    """Gives `append` the answers to all records, and says every few seconds how far it is."""
+def _answered(made: Session, records: Inputs) -> Iterator[Any]:
+    """Answers to all records, a batch at a time; says every few seconds how far it is."""
     size, done = made.plan.eval_batch_size, 0
     write = writer(made, records.answer)
     total = "" if records.records is None else f" of {len(records.records):,}"
@@ -111,7 +124,7 @@ def _answer_all(made: Session, records: Inputs, append: Callable[[Any], None]) -
         # Padded to one size, so that the last batch needs no program of its own.
         rows = 1 if len(batch) == made.trainer.num_replicas == 1 else size
         inputs = records.encode(batch, rows)
-        append(records.answers(batch, write(inputs) if inputs else None))
+        yield records.answers(batch, write(inputs) if inputs else None)
         done += len(batch)
         if (now := time.monotonic()) - told >= _PROGRESS_SECONDS:
             told = now
@@ -139,3 +152,60 @@ def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mappin
     """A function of a batch, of rows divisible by the replicas, that has the model `answer` it, in NumPy arrays."""
     run = on_all_replicas(made, answer).begin()
     return lambda inputs: run(made.runtime.batch_of(inputs))
+
+
+# -------------------------------------------------------------------------------------------------------- the output
+
+
+class AnswerArrays:
+    """A row a record of one array each output: a .npy file of one, a .npz file of any number.
+
+    The folder of the partial output gets a .npy file an output: its header, for so many rows, then the rows so far.
+    """
+
+    def __init__(self, folder: Path, path: str, rows: int):
+        self._folder, self._path, self._rows = folder, path, rows
+        self._names: list[str] = []
+
+    def append(self, answers: Mapping[str, np.ndarray]) -> None:
+        """Adds the answers to some records, in their order."""
+        self._names = self._names or list(answers)
+        if self._path.endswith(".npy") and len(self._names) > 1:
+            raise UsageError(f"--output={self._path}: name a .npz file for {', '.join(self._names)}")
+        for index, array in enumerate(answers.values()):
+            with open(self._folder / f"{index}.npy", "ab") as file:
+                if not file.tell():
+                    file.write(_npy_header(array, self._rows))
+                file.write(np.ascontiguousarray(array).tobytes())
+
+    def finish(self) -> None:
+        """Puts the answers in their place."""
+        if self._path.endswith(".npy"):
+            os.replace(self._folder / "0.npy", self._path)
+            return
+        partial = self._folder / "outputs.npz"
+        with zipfile.ZipFile(partial, "w") as file:
+            for index, name in enumerate(self._names):
+                file.write(self._folder / f"{index}.npy", f"{name}.npy")
+        os.replace(partial, self._path)
+
+
+def _npy_header(array: np.ndarray, rows: int) -> bytes:
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False}
+    np.lib.format.write_array_header_1_0(header, {**described, "shape": (rows, *array.shape[1:])})
+    return header.getvalue()
+
+
+@contextlib.contextmanager
+def partial_folder(path: str) -> Iterator[Path]:
+    """The folder OUTPUT.partial, empty; gone at the end. UsageError where it cannot be made or written to."""
+    folder = Path(f"{path}.partial")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        raise UsageError(f"--output={path} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -157,6 +157,11 @@ class ScaleAdvice(NamedTuple):
     harmless: tuple[int, int] | None = None
     headroom_bits: float | None = None
 
+    @property
+    def recommended(self) -> list[int]:
+        """The recommended scale's exponent, where there is one."""
+        return [] if self.scale_log2 is None else [self.scale_log2]
+
 
 def advise(gradients: Sequence[Gradient], policy: str) -> ScaleAdvice:
     """The recommendation for a policy, from its 16-bit tensors at scale 1.

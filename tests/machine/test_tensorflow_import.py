@@ -75,7 +75,7 @@ The TensorFlow library was compiled to use AVX instructions
 not a whole line"""
 LOADING = f"""
 import os
-from launcher.machine.stderr_filter import without_early_log
+from launcher.machine.tensorflow_import import without_early_log
 with without_early_log():
     os.write(2, {EARLY!r}.encode())
     {{ending}}

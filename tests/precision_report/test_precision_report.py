@@ -12,8 +12,7 @@ from small_run import GivenTask, build, linear_batches, negative_sum
 
 from launcher import main
 from launcher.config import gin_bindings
-from launcher.precision_report.examine import examine
-from launcher.precision_report.settings import PrecisionReportSettings
+from launcher.precision_report.examine import PrecisionReportSettings, examine
 from launcher.step.precision import FixedLossScale
 
 pytestmark = pytest.mark.slow

@@ -88,7 +88,10 @@ GIVEN = {
     "dtype.npy": (np.full([3, 8, 8, 1], "a"), r"is <U1, and the model takes float32 [n, 8, 8, 1]"),
     "complex.npy": (np.zeros([3, 8, 8, 1], complex), "is complex128, and the model takes float32"),
     "empty.npy": (np.zeros([0, 8, 8, 1]), "must have one number of rows, 1 or more; found 0"),
-    "keys.npz": (np.zeros([3, 8, 8, 1]), "the model has no input 'x'; known: image"),
+    "keys.npz": (
+        np.zeros([3, 8, 8, 1]),
+        "the model has no input 'x'; give a .npz file of 'image' (float32 [n, 8, 8, 1])",
+    ),
 }
 
 
@@ -107,7 +110,7 @@ def test_an_array_that_does_not_fit_the_model(launched, tmp_path, name):
     [
         ("nowhere.npy", "y.npy", "nowhere.npy cannot be read"),
         ("nowhere", "y", "nowhere cannot be read"),
-        ("*.png", "y", "there is no such file"),
+        ("*.png", "y", "there is no image among its 0 files"),
         ("folder", "y", "there is no image among its 1 files"),
         ("text", "y", "takes no lines"),
         ("junk.npy", "y.npy", "no .npy file of numbers or strings"),
