@@ -20,7 +20,6 @@ from launcher.errors.failures import unwrap
 from launcher.machine import child_process
 
 _PACKAGE = __name__.rpartition(".")[0]
-_TAIL_LINES = 12
 # What TensorFlow says whenever it starts.
 _NOISE = ("before absl::InitializeLog()", "oneDNN custom operations are on")
 
@@ -60,10 +59,8 @@ class ChildResult:
         """End of the process in words, with the last lines it printed."""
         lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
         if self.returncode is None:
-            words = child_process.last_words(lines, _TAIL_LINES)
-            return f"did not end within {self.seconds:.0f} s and was stopped{words}"
-        how, words = child_process.describe_end(self.returncode, lines, count=_TAIL_LINES)
-        return f"ended with {how}{words}"
+            return f"did not end within {self.seconds:.0f} s and was stopped{child_process.last_words(lines)}"
+        return child_process.describe_end(self.returncode, lines)
 
 
 def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], timeout_seconds: float) -> ChildResult:

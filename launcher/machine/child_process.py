@@ -32,6 +32,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ROOT = str(Path(__file__).parents[2])  # this very launcher, wherever the working directory is
 _TURN_SECONDS = 0.02
 _CHUNK_BYTES = 65536
+_TAIL_LINES = 12
 _MOST_FILES = 2**20  # looked at where the limit is no int of C: on macOS it may be 2**63 - 1
 
 
@@ -91,15 +92,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def describe_end(returncode: int, lines: Sequence[str], *, count: int) -> tuple[str, str]:
-    """The end of a child process, "exit code 3" or "signal SIGABRT", and its last words."""
+def describe_end(returncode: int, lines: Sequence[str]) -> str:
+    """The end of a child process, "ended with exit code 3" or "ended with signal SIGABRT", and its last words."""
     how = f"exit code {returncode}" if returncode >= 0 else f"signal {signal_name(-returncode)}"
-    return how, last_words(lines, count)
+    return f"ended with {how}{last_words(lines)}"
 
 
-def last_words(lines: Sequence[str], count: int) -> str:
+def last_words(lines: Sequence[str]) -> str:
     """The last lines that a child printed, indented, each behind a line break."""
-    return "".join(f"\n  | {line}" for line in lines[-count:]) or ", without a word"
+    return "".join(f"\n  | {line}" for line in lines[-_TAIL_LINES:]) or ", without a word"
 
 
 def run_forked(work: Callable[[], Any], *, seconds: float, turn: Callable[[], None] = lambda: None) -> Any:

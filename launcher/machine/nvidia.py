@@ -51,13 +51,9 @@ def ask_all(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[Nvidi
     return done, () if done.returncode else tuple(gpus)
 
 
-def listed(environ: Mapping[str, str]) -> tuple[NvidiaGpu, ...]:
-    """All GPUs of this machine; where the driver's program cannot tell, by their files."""
-    return _listed(environ.get("PATH"))
-
-
 @functools.cache
-def _listed(path: str | None) -> tuple[NvidiaGpu, ...]:
+def listed(path: str | None) -> tuple[NvidiaGpu, ...]:
+    """All GPUs of this machine, by the driver's program in a search path; where that cannot tell, by their files."""
     if program := shutil.which("nvidia-smi", path=path):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if gpus := ask_all(program)[1]:
@@ -68,13 +64,13 @@ def _listed(path: str | None) -> tuple[NvidiaGpu, ...]:
 
 def visible(environ: Mapping[str, str]) -> list[NvidiaGpu]:
     """The GPUs that one process has, in the order in which CUDA gives them: of MIG's parts, the first alone."""
-    chosen = choose(environ.get(VARIABLE), listed(environ))
+    chosen = choose(environ.get(VARIABLE), listed(environ.get("PATH")))
     return [*chosen.values()][: 1 if any(name.startswith("MIG-") for name in chosen) else None]
 
 
 def names(environ: Mapping[str, str]) -> list[str]:
     """The GPUs that this process may give to others, as its variable names them."""
-    return [*choose(environ.get(VARIABLE), listed(environ) or None)]
+    return [*choose(environ.get(VARIABLE), listed(environ.get("PATH")) or None)]
 
 
 def choose(named: str | None, there: Sequence[NvidiaGpu] | None) -> dict[str, NvidiaGpu]:

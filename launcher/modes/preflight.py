@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.modes import PreflightRequest
+from launcher.preflight import gpus, slices
 from launcher.preflight.command import Preflight
-from launcher.preflight.compiler import default_cache_dir
+from launcher.preflight.compiler import Compiler, default_cache_dir
+from launcher.preflight.slice_finding import Case, Examiner
+from launcher.reporting.console import make_console
 
 
 def run(request: PreflightRequest) -> int:
@@ -20,22 +23,27 @@ def run(request: PreflightRequest) -> int:
     if request.largest_batch and (request.preflight_batch_sizes or request.preflight_search):
         other = "--preflight_batch_sizes" if request.preflight_batch_sizes else "--preflight_search"
         raise UsageError(f"--largest_batch looks for a batch size by itself: leave it or {other} out")
-    batch_sizes = tuple(dict.fromkeys(map(_batch_size, request.preflight_batch_sizes)))
+    sizes = dict.fromkeys(map(_batch_size, request.preflight_batch_sizes))
+    changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in sizes] or [()]
+    targets = [*map(slices.find, tpu_types), *(gpus.find(name, request.runtime) for name in gpu_types)]
     with gin_bindings.usage_errors():
-        preflight = Preflight(
+        examiner = Examiner(
             gin_files=request.gin_file,
             gin_params=request.gin_param,
             seed=request.seed,
             deterministic=request.deterministic,
-            tpu_types=tpu_types,
-            gpu_types=gpu_types,
-            runtime=request.runtime,
-            batch_sizes=batch_sizes,
+            compiler=Compiler(
+                cache_dir=request.preflight_cache or default_cache_dir(os.environ),
+                timeout_seconds=request.preflight_timeout,
+            ),
+            console=make_console(total_steps=1),
+        )
+        preflight = Preflight(
+            examiner=examiner,
+            cases=[Case(where=where, changes=change) for where in targets for change in changes],
             largest_batch=request.largest_batch,
             search=request.preflight_search,
             model_dir=request.model_dir,
-            cache_dir=request.preflight_cache or default_cache_dir(os.environ),
-            timeout_seconds=request.preflight_timeout,
         )
         return preflight.run(dry_run=request.dry_run)
 

@@ -16,8 +16,9 @@ def run(request: PredictRequest | ExportRequest) -> int:
     # Said before it would wait for the others.
     workers = cluster_lib.resolve(os.environ).num_workers
     if workers > 1:
-        mode = "predict" if isinstance(request, PredictRequest) else "export"
-        raise UsageError(f"--mode={mode} runs in one process, and here are {workers}; start it apart from a job")
+        raise UsageError(
+            f"--mode={request.mode} runs in one process, and here are {workers}; start it apart from a job"
+        )
     if request.strategy is None and not request.tpu and not request.runtime.has_devices:
         # Whatever strategy the recipe trains with.
         strategy = "auto" if isinstance(request, PredictRequest) else "one_device"

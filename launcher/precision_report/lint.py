@@ -107,20 +107,15 @@ def narrow_weights(model: keras.Model) -> Iterator[LintFinding]:
     """Variables that are stored in 16 bits."""
     for variable in model.variables:
         dtype = tf.dtypes.as_dtype(variable.dtype)
-        if dtype in _NARROW and variable.trainable:
-            yield LintFinding(
-                rule="weights in 16 bits",
-                path=variable.path,
-                text=f"the weight is stored as {dtype.name}: updates below its last place are lost",
-                fix="use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32",
-            )
-        elif dtype in _NARROW:
-            yield LintFinding(
-                rule="statistics in 16 bits",
-                path=variable.path,
-                text=f"the statistic is stored as {dtype.name}: a moving average stops moving",
-                fix="give the layer a mixed policy or dtype='float32'",
-            )
+        if dtype not in _NARROW:
+            continue
+        what, loses = "statistic", "a moving average stops moving"
+        fix = "give the layer a mixed policy or dtype='float32'"
+        if variable.trainable:
+            what, loses = "weight", "updates below its last place are lost"
+            fix = "use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32"
+        text = f"the {what} is stored as {dtype.name}: {loses}"
+        yield LintFinding(rule=f"{what}s in 16 bits", path=variable.path, text=text, fix=fix)
 
 
 def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Iterator[LintFinding]:

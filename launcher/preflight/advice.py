@@ -10,12 +10,11 @@ from launcher.preflight.compiled.hbm import Buffer, HbmUse
 from launcher.preflight.compiled.hlo import Instruction
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
-from launcher.reporting.units import bytes_text, milliseconds
+from launcher.reporting.units import bytes_text, first, milliseconds
 from launcher.step_program.op_source import short_name
 
 _WORTH = 0.02  # share of the arithmetic, the memory or the time below which advice would be noise
 _SHOWN = 3
-_KEPT = 0.9  # share of what is to be gathered; less are gathers that were merged
 
 
 def advise(
@@ -25,20 +24,15 @@ def advise(
     *,
     policy: str,
     bounds: Roofline,
-    gathered_bytes: int = 0,
-    weights: int = 0,
 ) -> tuple[str, ...]:
     """A sentence for each thing that costs something.
 
     Args:
       costs, hbm, bounds: of one device.
       policy: Keras dtype policy of the run.
-      gathered_bytes: of whole weights that a step is to put together, under `train.shard = 'all'`; else 0.
-      weights: number of weights that are trained.
     """
     return (
         *_reductions(costs, bounds, where),
-        *_in_parts(costs, gathered_bytes, weights),
         *where.advice(costs, hbm),
         *_float32(costs, hbm, policy, where),
         *_of_program(costs),
@@ -56,30 +50,11 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
     latency = sum(where.latency_seconds(one) for one in small)
     if latency > _WORTH * (bounds.estimated_seconds or bounds.step_seconds):
         count = sum(one.times for one in small)
-        names = _listed(_label(one, one.kind) for one in small)
+        names = _first(_label(one, one.kind) for one in small)
         yield (
             f"{count} small collectives wait for the {where.link_name} about {milliseconds(latency / count)} each, "
             f"whatever their size, {milliseconds(latency)} a step: {names}; statistics that each "
             "replica takes for itself need none, and one sum of them all waits once"
-        )
-
-
-def _in_parts(costs: Costs, wanted: int, weights: int) -> Iterator[str]:
-    """Costs of weights in parts, and whether the compiler has left their gathers as they were written."""
-    if not wanted:
-        return
-    sizes = summed((one.kind, one.results * one.times) for one in costs.collectives)
-    total, parts = sum(size for _, size in sizes), ", ".join(f"{kind} {bytes_text(size)}" for kind, size in sizes)
-    yield (
-        f"train.shard = 'all' puts {bytes_text(total)} a step on each device by collectives ({parts}), "
-        f"{total / (2 * weights):.1f} times the weights in 16 bits"
-    )
-    # libtpu writes some gathers as sums.
-    found = sum(size for kind, size in sizes if kind != "reduce-scatter")
-    if found < _KEPT * wanted:
-        yield (
-            f"the compiler puts {bytes_text(found)} of weights together in place of {bytes_text(wanted)}: it has "
-            "merged the gathers of both passes, and holds whole weights from one to the other"
         )
 
 
@@ -92,7 +67,7 @@ def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[
     if costs.flops and _flops(wide) > _WORTH * costs.flops:
         yield (
             f"{_flops(wide) / costs.flops:.0%} of the arithmetic multiplies float32 under {policy}: "
-            f"{_listed(map(_label, wide))}; cast both operands to {policy.removeprefix('mixed_')}"
+            f"{_first(map(_label, wide))}; cast both operands to {policy.removeprefix('mixed_')}"
         )
     large = [
         f"{_name(buffer)} {buffer.array}, {bytes_text(buffer.bytes)}"
@@ -111,13 +86,13 @@ def _of_program(costs: Costs) -> Iterator[str]:
         size = sum(shape.bytes for one in costs.recomputed for shape in one.shapes)
         yield (
             f"the compiler computes {len(costs.recomputed)} results ({bytes_text(size)}) a second time instead of "
-            f"keeping them, as memory is short: {_listed(_label(one, one.name) for one in costs.recomputed)}"
+            f"keeping them, as memory is short: {_first(_label(one, one.name) for one in costs.recomputed)}"
         )
     if costs.host_transfers:
-        names = _listed(str(one.source) or one.name for one in costs.host_transfers)
+        names = _first(str(one.source) or one.name for one in costs.host_transfers)
         yield f"the step waits for the host {len(costs.host_transfers)} times: {names}"
     if costs.dynamic:
-        names = _listed(str(one.source) or one.name for one in costs.dynamic)
+        names = _first(str(one.source) or one.name for one in costs.dynamic)
         yield (
             f"{len(costs.dynamic)} results have shapes that are not known before the step runs: {names}; their largest "
             "size is computed and stored each time"
@@ -191,10 +166,11 @@ def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
                 f"{_flops(ops) / costs.flops:.0%} of the arithmetic runs on {gpu_program.CUDA_CORES} ({why}), "
                 f"{milliseconds(_flops(ops) / card.float32_flops.value)} at least instead of "
                 f"{milliseconds(_flops(ops) / card.tensor_flops.value)} on {gpu_program.TENSOR_CORES} in 16 bits: "
-                f"{_layers((_label(one), one.flops) for one in ops)}"
+                f"{_first(label for label, _ in summed((_label(one), one.flops) for one in ops))}"
             )
     if _flops(odd) > _WORTH * costs.flops:
-        layers = _layers((f"{_label(one)} ({', '.join(map(str, dict.fromkeys(_odd(one))))})", one.flops) for one in odd)
+        sized = ((f"{_label(one)} ({', '.join(map(str, dict.fromkeys(_odd(one))))})", one.flops) for one in odd)
+        layers = _first(label for label, _ in summed(sized))
         yield (
             f"{_flops(odd) / costs.flops:.0%} of the arithmetic has sizes that are no multiples of 8 (float32: of 4), "
             f"which keeps the libraries from their best kernels: {layers}"
@@ -206,19 +182,12 @@ def _odd(one: MatrixOp) -> list[int]:
     return [size for size in one.sizes if size % unit]
 
 
-def _layers(ops: Iterable[tuple[str, float]]) -> str:
-    """The layers that most of the arithmetic is in, of names with FLOPs."""
-    listed = [label for label, _ in summed(ops)]
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return f"{', '.join(listed[:_SHOWN])}{more}"
-
-
 def _flops(ops: Iterable[MatrixOp]) -> float:
     return sum(one.flops for one in ops)
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(list(dict.fromkeys(names))[:_SHOWN])
+def _first(names: Iterable[str]) -> str:
+    return first(list(dict.fromkeys(names)))
 
 
 def _label(one: MatrixOp | Collective | Instruction, otherwise: str = "a product") -> str:

@@ -294,8 +294,9 @@ def _seconds(compilation: Compilation) -> str:
 
 def as_json(reported: CaseReport) -> dict[str, Any]:
     """The same for a program; sizes in bytes, times in seconds."""
-    finding = reported.finding
-    plan, where = finding.plan, finding.case.where
+    finding, largest = reported.finding, reported.largest
+    plan, where, hbm, bounds = finding.plan, finding.case.where, finding.hbm, finding.roofline
+    derived = ("step_seconds", "estimated_seconds", "most_for")
     return {
         "accelerator_type": where.name,
         "topology": where.topology_name,
@@ -318,17 +319,41 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
         "compile_seconds": finding.compilation.seconds,
         "from_cache": finding.compilation.cached,
         "unread": list(finding.unread),
-        "hbm": finding.hbm and _hbm_json(finding.hbm),
+        "hbm": hbm and _hbm_json(hbm),
         "costs": finding.costs and _costs_json(finding, finding.costs),
-        "roofline": finding.roofline and _roofline_json(finding.roofline),
+        "roofline": bounds and {**dataclasses.asdict(bounds), **{name: getattr(bounds, name) for name in derived}},
         "advice": list(finding.advice),
-        "suggestions": [_tried_json(one) for one in reported.tried],
-        "largest_batch": reported.largest and _largest_json(reported.largest),
+        "suggestions": [
+            {"flag": one.flag, "why": one.why, "refused": one.refused, **_outcome(one.finding)}
+            for one in reported.tried
+        ],
+        "largest_batch": largest
+        and {
+            "fits": largest.fits and batch_size(largest.fits),
+            "refused": largest.refused and batch_size(largest.refused),
+            "exact": largest.is_exact,
+            "unit": largest.unit,
+            "tried": [
+                {"global_batch_size": batch_size(one), **_outcome(one)} for one in sorted(largest.tried, key=batch_size)
+            ],
+        },
         "constants": {name: dataclasses.asdict(constant) for name, constant in where.constants.items()},
     }
 
 
-def _costs_json(finding: SliceFinding, costs: Costs) -> Mapping[str, Any]:
+def _outcome(finding: SliceFinding | None) -> dict[str, Any]:
+    """What came of a compilation; None of one that could not be begun."""
+    hbm, bounds = finding and finding.hbm, finding and finding.roofline
+    return {
+        "verdict": finding and result(finding),
+        "hbm_bytes": hbm and hbm.needed,
+        "step_seconds": bounds and bounds.step_seconds,
+        "estimated_seconds": bounds and bounds.estimated_seconds,
+        "compile_seconds": finding and finding.compilation.seconds,
+    }
+
+
+def _costs_json(finding: SliceFinding, costs: Costs) -> dict[str, Any]:
     flops, counted = finding.model.flops, finding.compilation.cost
     collectives = [dataclasses.asdict(one) for one in costs.collectives]
     return {
@@ -348,12 +373,7 @@ def _costs_json(finding: SliceFinding, costs: Costs) -> Mapping[str, Any]:
     }
 
 
-def _roofline_json(bounds: Roofline) -> Mapping[str, Any]:
-    derived = ("step_seconds", "estimated_seconds", "most_for")
-    return {**dataclasses.asdict(bounds), **{name: getattr(bounds, name) for name in derived}}
-
-
-def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
+def _hbm_json(hbm: HbmUse) -> dict[str, Any]:
     return {
         **{name: value for name, value in dataclasses.asdict(hbm).items() if name != "fits"},
         "reserved": {name: constant.value for name, constant in hbm.reserved.items()},
@@ -368,37 +388,5 @@ def _hbm_json(hbm: HbmUse) -> Mapping[str, Any]:
                 "from": one.where,
             }
             for one in hbm.buffers
-        ],
-    }
-
-
-def _tried_json(one: Suggestion) -> Mapping[str, Any]:
-    found, bounds = one.finding, one.finding and one.finding.roofline
-    return {
-        "flag": one.flag,
-        "why": one.why,
-        "verdict": found and result(found),
-        "hbm_bytes": found and found.hbm and found.hbm.needed,
-        "step_seconds": bounds and bounds.step_seconds,
-        "estimated_seconds": bounds and bounds.estimated_seconds,
-        "compile_seconds": found and found.compilation.seconds,
-        "refused": one.refused,
-    }
-
-
-def _largest_json(found: LargestBatch) -> Mapping[str, Any]:
-    return {
-        "fits": found.fits and batch_size(found.fits),
-        "refused": found.refused and batch_size(found.refused),
-        "exact": found.is_exact,
-        "unit": found.unit,
-        "tried": [
-            {
-                "global_batch_size": batch_size(one),
-                "verdict": result(one),
-                "hbm_bytes": one.hbm and one.hbm.needed,
-                "compile_seconds": one.compilation.seconds,
-            }
-            for one in sorted(found.tried, key=batch_size)
         ],
     }

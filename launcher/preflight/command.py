@@ -1,69 +1,42 @@
 """`--mode=preflight`: a recipe's step compiled for TPUs and GPUs that nobody has rented yet."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from launcher.errors import EXIT_DONE, LauncherError, UsageError
-from launcher.machine.runtime_kinds import RuntimeKind
 from launcher.model_dir import check_model_dir
-from launcher.preflight import case_report, gpus, searches, slices
+from launcher.preflight import case_report, searches
 from launcher.preflight.case_report import CaseReport
-from launcher.preflight.compiler import Compiler, require_versions
+from launcher.preflight.compiler import require_versions
 from launcher.preflight.searches import Suggestion
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.reporting import report, strict_json
-from launcher.reporting.console import make_console, show_table
+from launcher.reporting.console import show_table
 from launcher.reporting.summary import versions as run_versions
 from launcher.reporting.units import bytes_text
 
 _Made = TypeVar("_Made")
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """A recipe, as the flags gave it, and what it is to be compiled for.
+    """A preflight of one recipe: its cases, and what is wanted to be known of them.
 
-    Raises:
-      UsageError: a type is unknown or not listed, a compiler is missing, or the folder is another run's.
+    Attributes:
+      largest_batch: look for the largest global batch that fits.
+      search: compile with every knob turned, not only until a step fits that does not.
+      model_dir: where preflight.json goes; None for nowhere.
+      not_applicable: names of cases, and why nothing can be told of them.
     """
 
-    gin_files: Sequence[str]
-    gin_params: Sequence[str]
-    seed: int | None
-    deterministic: bool
-    tpu_types: Sequence[str]
-    gpu_types: Sequence[str]
-    runtime: RuntimeKind  # that the memory left to a step is of
-    batch_sizes: Sequence[int]  # global batch sizes to compare; empty for the recipe's own
-    largest_batch: bool  # look for the largest global batch that fits
-    search: bool  # compile with every knob turned, not only until a step fits that does not
-    model_dir: str | None  # where preflight.json goes; None for nowhere
-    cache_dir: str
-    timeout_seconds: float  # for one compilation
-
-    def __post_init__(self) -> None:
-        self._console = make_console(total_steps=1)
-        self._phase = contextlib.ExitStack()
-        self._not_applicable: list[tuple[str, str]] = []  # names of cases, and why nothing can be told of them
-        targets = [*map(slices.find, self.tpu_types), *(gpus.find(name, self.runtime) for name in self.gpu_types)]
-        changes: list[tuple[str, ...]] = [(f"train.global_batch_size = {size}",) for size in self.batch_sizes] or [()]
-        self._cases = [Case(where=where, changes=change) for where in targets for change in changes]
-        self._versions: dict[str, str] = {}
-        for accelerator in dict.fromkeys(where.accelerator for where in targets):
-            self._versions |= require_versions(accelerator)
-        if self.model_dir is not None:
-            check_model_dir(self.model_dir)
-        self._examiner = Examiner(
-            gin_files=self.gin_files,
-            gin_params=self.gin_params,
-            seed=self.seed,
-            deterministic=self.deterministic,
-            compiler=Compiler(cache_dir=self.cache_dir, timeout_seconds=self.timeout_seconds),
-            on_phase=self._begin,
-        )
+    examiner: Examiner
+    cases: Sequence[Case]
+    largest_batch: bool
+    search: bool
+    model_dir: str | None
+    not_applicable: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def run(self, *, dry_run: bool = False) -> int:
         """Examines the cases, prints what was found and writes it down.
@@ -72,30 +45,32 @@ class Preflight:
           The exit code of a step that fits; of several, of one that fits at least.
 
         Raises:
-          UsageError: the recipe is wrong, or the step compiles or fits nowhere.
+          UsageError: a compiler is missing, the folder is another run's, the recipe is wrong, or the step compiles or
+            fits nowhere.
         """
-        possible = [case for case, _ in self._each(self._cases, self._examiner.resolve)]
+        console, versions = self.examiner.console, dict[str, str]()
+        for accelerator in dict.fromkeys(case.where.accelerator for case in self.cases):
+            versions |= require_versions(accelerator)
+        if self.model_dir is not None:
+            check_model_dir(self.model_dir)
+        possible = list(self._each(self.cases, self.examiner.resolve))
         if not possible:
-            raise UsageError(_no_case(self._not_applicable))
+            raise UsageError(_no_case(self.not_applicable))
         if dry_run:
-            for case in possible:
-                self._console.plan({"where": case.where.describe(), **self._examiner.resolve(case).describe()})
+            for case, plan in possible:
+                console.plan({"where": case.where.describe(), **plan.describe()})
             return EXIT_DONE
         reports: list[CaseReport] = []
-        for _, reported in self._each(possible, self._report):
+        for _, reported in self._each([case for case, _ in possible], self._report):
             reports.append(reported)
-            case_report.show(reported, self._console)
-            self._console.note("")
+            case_report.show(reported, console)
+            console.note("")
         findings = [reported.finding for reported in reports]
-        if len(self._cases) > 1:
-            show_table(case_report.comparison(findings, self._not_applicable), self._console)
-        case_report.show_constants(findings, self._console)
-        self._write(reports)
+        if len(self.cases) > 1:
+            show_table(case_report.comparison(findings, self.not_applicable), console)
+        case_report.show_constants(findings, console)
+        self._write(reports, versions)
         return self._conclude(reports)
-
-    def _begin(self, case: Case, phase: str) -> None:
-        self._phase.close()
-        self._phase.enter_context(self._console.waiting(f"{case.name}: {phase}"))
 
     def _each(self, cases: Sequence[Case], do: Callable[[Case], _Made]) -> Iterator[tuple[Case, _Made]]:
         """Results of `do` on each case; of several, why it cannot is noted, and the others go on."""
@@ -103,26 +78,23 @@ class Preflight:
             try:
                 made = do(case)
             except LauncherError as error:
-                if len(self._cases) == 1:
+                if len(self.cases) == 1:
                     raise
-                self._not_applicable.append((case.name, str(error)))
+                self.not_applicable.append((case.name, str(error)))
                 continue
-            finally:
-                self._phase.close()
             yield case, made
 
     def _report(self, case: Case) -> CaseReport:
         if self.largest_batch:
-            largest = searches.largest_batch(self._examiner, case, on_try=self._tell_try)
+            largest = searches.largest_batch(self.examiner, case, on_try=self._tell_try)
             return CaseReport(finding=largest.fits or largest.tried[-1], largest=largest)
-        finding = searches.examine_auto(self._examiner, case)
+        finding = searches.examine_auto(self.examiner, case)
         return CaseReport(finding=finding, tried=tuple(self._tried(finding)))
 
     def _tell_try(self, finding: SliceFinding) -> None:
         assert finding.hbm is not None
-        self._phase.close()
         batch, needed = searches.batch_size(finding), bytes_text(finding.hbm.needed)
-        self._console.note(f"a global batch of {batch:,} {case_report.result(finding)}: {needed} needed")
+        self.examiner.console.note(f"a global batch of {batch:,} {case_report.result(finding)}: {needed} needed")
 
     def _tried(self, finding: SliceFinding) -> Iterator[Suggestion]:
         """Compiles suggestions: each knob's until the step fits.
@@ -130,15 +102,15 @@ class Preflight:
         Without --preflight_search, only for a single step that does not fit, only until the first that does, and none
         is begun after --preflight_timeout seconds.
         """
-        if not self.search and (finding.fits or len(self._cases) > 1):
+        if not self.search and (finding.fits or len(self.cases) > 1):
             return
         started = time.monotonic()
         for knob in searches.knobs(finding):
             for suggestion in knob:
-                if not self.search and time.monotonic() - started > self.timeout_seconds:
+                if not self.search and time.monotonic() - started > self.examiner.compiler.timeout_seconds:
                     return
                 try:
-                    one = dataclasses.replace(suggestion, finding=self._examiner.examine(suggestion.case))
+                    one = dataclasses.replace(suggestion, finding=self.examiner.examine(suggestion.case))
                 except LauncherError as error:  # what has been found so far is worth more than the error
                     one = dataclasses.replace(suggestion, refused=str(error))
                 yield one
@@ -149,38 +121,38 @@ class Preflight:
             if not self.search:
                 return
 
-    def _write(self, reports: Sequence[CaseReport]) -> None:
+    def _write(self, reports: Sequence[CaseReport], versions: Mapping[str, str]) -> None:
         if self.model_dir is None:
             return
         content = {
-            "recipe": list(self.gin_files),
-            "gin_params": list(self.gin_params),
+            "recipe": list(self.examiner.gin_files),
+            "gin_params": list(self.examiner.gin_params),
             "cases": [case_report.as_json(reported) for reported in reports],
-            "not_applicable": [{"case": name, "why": why} for name, why in self._not_applicable],
-            "versions": {**run_versions(), **self._versions},
+            "not_applicable": [{"case": name, "why": why} for name, why in self.not_applicable],
+            "versions": {**run_versions(), **versions},
         }
         text = strict_json.dumps(content, indent=2)
         written = report.write_result(self.model_dir, "preflight.json", text)
-        self._console.note("")
-        self._console.note(f"written: {written}")
+        self.examiner.console.note("")
+        self.examiner.console.note(f"written: {written}")
 
     def _conclude(self, reports: Sequence[CaseReport]) -> int:
         for reported in reports:
             if reported.largest:
                 of = reported.finding.case.where.name
-                self._console.note(f"preflight: {of}: {case_report.largest_text(reported.largest)}")
+                self.examiner.console.note(f"preflight: {of}: {case_report.largest_text(reported.largest)}")
         findings = [reported.finding for reported in reports]
         if fitting := [finding.case.name for finding in findings if finding.fits]:
-            self._console.note(f"preflight: the step compiles and fits: {', '.join(fitting)}")
+            self.examiner.console.note(f"preflight: the step compiles and fits: {', '.join(fitting)}")
             return EXIT_DONE
-        if len(self._cases) == 1:
+        if len(self.cases) == 1:
             raise UsageError(_refusal(reports[0]))
-        refused = [*self._not_applicable, *((one.case.name, one.refusal or "") for one in findings if one.hbm is None)]
-        if len(refused) == len(self._cases):
+        refused = [*self.not_applicable, *((one.case.name, one.refusal or "") for one in findings if one.hbm is None)]
+        if len(refused) == len(self.cases):
             raise UsageError(_no_case(refused))
         but = f", and cannot be compiled for {len(refused)} others" if refused else ""
         hint = "" if self.search else ", or let --preflight_search look for what makes it fit"
-        fitted = len(self._cases) - len(refused)
+        fitted = len(self.cases) - len(refused)
         raise UsageError(f"the step fits none of {fitted} cases{but}; see the table and the advice{hint}")
 
 

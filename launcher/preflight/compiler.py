@@ -1,5 +1,6 @@
 """XLA's compilers in a process of their own, with a time limit and a cache, and the versions of them that will do."""
 
+import dataclasses
 import gzip
 import hashlib
 import importlib.metadata
@@ -30,7 +31,6 @@ _OF_CUDA_13 = "jax-cuda13-pjrt"  # which compiles as well
 CHILD = (sys.executable, "-m", "launcher.preflight.compile_child")
 
 _KEPT = "HloProto"  # what the cache keeps, which older versions of it did not
-_TAIL_LINES = 12
 _DECIDING = "LIBTPU_INIT_ARGS"  # of the environment, what changes a compilation
 _SYMBOL = re.compile(r"@[\w.$-]+")
 # Leans on XLA: StableHLO's text writes private functions so. Noticed by tests/preflight/test_compiler.py. Then: change
@@ -82,6 +82,7 @@ def _remedy(accelerator: str) -> str:
     return installation.jax_command(extra)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
     """Compiles programs for devices that need not be there, and keeps the results in a folder, made when needed.
 
@@ -90,10 +91,9 @@ class Compiler:
       child: command that starts the compiling process; for tests.
     """
 
-    def __init__(self, *, cache_dir: str, timeout_seconds: float, child: Sequence[str] = CHILD):
-        self._cache_dir = Path(os.path.expanduser(cache_dir))
-        self._timeout_seconds = timeout_seconds
-        self._child = tuple(child)
+    cache_dir: str
+    timeout_seconds: float
+    child: Sequence[str] = CHILD
 
     def compile(self, stablehlo: str, where: Target) -> Compilation:
         """Compiles MLIR text for all replicas of a target, or finds what came of it before.
@@ -105,16 +105,16 @@ class Compiler:
             cannot be written.
         """
         request, versions = where.compile_request(), require_versions(where.accelerator)
-        entry = self._cache_dir / f"{_key(stablehlo, [*where.xla_flags, request, versions])}.json.gz"
+        folder = Path(self.cache_dir).expanduser()
+        entry = folder / f"{_key(stablehlo, [*where.xla_flags, request, versions])}.json.gz"
         kept = _read(entry)
         if kept is not None:
             return Compilation(**kept, cached=True)
         try:
-            self._cache_dir.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix="compiling-") as name:
-                folder = Path(name)
-                self._run(folder, {"stablehlo": stablehlo, **request}, where)
-                outcome = _read(folder / OUTCOME)
+                self._run(Path(name), {"stablehlo": stablehlo, **request}, where)
+                outcome = _read(Path(name, OUTCOME))
                 if outcome is None:
                     raise LauncherError(f"{_compiler_for(where)} left no result for {where.name}")
                 if unsupported := outcome.pop("unsupported"):
@@ -129,18 +129,18 @@ class Compiler:
                     json.dump(outcome, file)
                 partial.replace(entry)
         except OSError as error:
-            raise UsageError(f"--preflight_cache={self._cache_dir}: {error.strerror}; choose another") from None
+            raise UsageError(f"--preflight_cache={folder}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
 
     def _run(self, folder: Path, request: Mapping[str, Any], where: Target) -> None:
         (folder / REQUEST).write_text(json.dumps(request), "utf-8")
-        command, log = [*self._child, str(folder)], folder / LOG
+        command, log = [*self.child, str(folder)], folder / LOG
         with child_process.running(command, log=log, environ=_environment(folder, where)) as process:
             try:
-                process.wait(self._timeout_seconds)
+                process.wait(self.timeout_seconds)
             except subprocess.TimeoutExpired:
                 raise UsageError(
-                    f"--preflight_timeout={self._timeout_seconds:g} was too short for {where.name}; give it more"
+                    f"--preflight_timeout={self.timeout_seconds:g} was too short for {where.name}; give it more"
                 ) from None
         if process.returncode:
             raise _death(process.returncode, log, where)
@@ -189,8 +189,9 @@ def _death(code: int, log: Path, where: Target) -> LauncherError:
             f"({gib:.1f} GiB) is most likely too small for it. Run on a machine with more, end other programs, or "
             "try a smaller model"
         )
-    how, words = child_process.describe_end(code, lines, count=_TAIL_LINES)
-    return LauncherError(f"{_compiler_for(where)} ended with {how} while compiling for {where.name}{words}")
+    return LauncherError(
+        f"{_compiler_for(where)}, compiling for {where.name}, {child_process.describe_end(code, lines)}"
+    )
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
@@ -20,6 +20,7 @@ from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.compiler import Compiler
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
+from launcher.reporting.console import Console
 from launcher.reporting.units import bytes_text
 from launcher.run import layer_settings, loading
 from launcher.run.plan import RunPlan
@@ -76,7 +77,6 @@ class ModelFacts:
       notes: what the task says of its model on such devices.
       shareable_bytes: of the optimizer's state and the averages, which `train.shard` would share out; 0 where
         it does already or cannot.
-      gathered_bytes: of weights that a step puts together, under `train.shard = 'all'`.
       computed: the plan's lines on how a step computes attention, loss and optimizer state.
       flops: of one replica's step, as its graph has them; None where it does not tell.
     """
@@ -88,7 +88,6 @@ class ModelFacts:
     tokens_per_example: float | None
     notes: tuple[str, ...]
     shareable_bytes: int = 0
-    gathered_bytes: int = 0
     computed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flops: Flops | None = None
 
@@ -130,7 +129,7 @@ class Examiner:
     seed: int | None
     deterministic: bool
     compiler: Compiler
-    on_phase: Callable[[Case, str], None]  # called with "lowering" or "compiling"
+    console: Console  # says which of the two parts a case is in, lowering or compiling
 
     def resolve(self, case: Case) -> RunPlan:
         """The run as it would be on the case's devices.
@@ -153,12 +152,12 @@ class Examiner:
           UsageError: the recipe cannot be built, or the step cannot be one program at all.
         """
         resolved = self.resolve(case)
-        self.on_phase(case, "lowering")
-        case.where.configure()
-        program, model, lines = _lowered(resolved, case.where.num_replicas)
-        gin_used.check_all_used()
-        self.on_phase(case, "compiling")
-        compilation = self.compiler.compile(program.stablehlo, case.where)
+        with self.console.waiting(f"{case.name}: lowering"):
+            case.where.configure()
+            program, model, lines = _lowered(resolved, case.where.num_replicas)
+            gin_used.check_all_used()
+        with self.console.waiting(f"{case.name}: compiling"):
+            compilation = self.compiler.compile(program.stablehlo, case.where)
         line_of = functools.partial(op_source.line_of, lines)
         module, before = (
             hlo.parse(text, line_of) if text else None for text in (compilation.hlo, compilation.before_libraries)
@@ -207,8 +206,6 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
                 where,
                 policy=plan.policy,
                 bounds=bounds,
-                gathered_bytes=model.gathered_bytes,
-                weights=model.trained_parameters,
             ),
         ),
     )
@@ -239,7 +236,6 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         tokens_per_example=None if weight == 1 else weight,
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
-        gathered_bytes=resolved.microbatches * lowered.program.gathered_bytes,
         computed={"input": f"{bytes_text(batch)} a step and replica", **layer_settings.describe(resolved, model)},
         flops=flops.count(lowered.graph, loops),
     )
@@ -269,5 +265,4 @@ def _named(error: str, module: Module | None) -> str:
     if module is None:
         return ""
     wanted = set(re.findall(r"%([\w.\-]+)", error))
-    instructions = (each for computation in module.computations.values() for each in computation.instructions.values())
-    return next((str(each.source) for each in instructions if each.name in wanted and str(each.source)), "")
+    return next((str(each.source) for each in module.instructions if each.name in wanted and str(each.source)), "")

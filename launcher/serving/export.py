@@ -32,6 +32,11 @@ def run(plan: RunPlan, model_dir: str, *, export_dir: str, export_format: str = 
     """
     if tf.io.gfile.exists(export_dir) and (not tf.io.gfile.isdir(export_dir) or tf.io.gfile.listdir(export_dir)):
         raise UsageError(f"--export_dir={export_dir} exists and is not an empty folder; choose another")
+    if plan.strategy.num_replicas > 1:
+        raise UsageError(
+            f"--mode=export runs in one process on one device, and here are {plan.strategy.num_replicas} replicas; "
+            "leave --replicas out"
+        )
     made, weights = trained(plan, model_dir, "export")
     partial = f"{export_dir.rstrip(os.sep)}.partial"
     try:

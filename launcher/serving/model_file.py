@@ -125,9 +125,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
                 raise UsageError(f"{path} cannot be loaded: {user_code.summary(error)}") from error
     if step is None:
         raise UsageError(f"launcher.load: no checkpoint and no {MODEL_FILE} with such weights in {model_dir}")
-    if which == "averaged" and not weights.has_averages(store, step):
-        raise UsageError(f"launcher.load: step {step} in {model_dir} has no averaged weights; load 'best' or 'last'")
-    return _built(model_dir, store, step, averaged=which == "averaged" or None, trust=trust)
+    return _built(model_dir, store, step, averaged=which == "averaged", trust=trust)
 
 
 def _is_of_fit(model_dir: str) -> bool:
@@ -155,8 +153,8 @@ def _about(path: str) -> dict[str, Any] | None:
         return None
 
 
-def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool | None, trust: bool) -> keras.Model:
-    """The model that the run's recipe builds, with the weights of a checkpoint; `averaged` None: as it evaluates."""
+def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool, trust: bool) -> keras.Model:
+    """The model that the run's recipe builds, with the weights of a checkpoint; those may be averaged anyhow."""
     config = os.path.join(model_dir, "config.gin")
     if not os.path.isfile(config):
         raise UsageError(f"launcher.load: {config} is missing, which says how the model is built")
@@ -179,8 +177,10 @@ def _built(model_dir: str, store: CheckpointStore, step: int, *, averaged: bool 
     finally:
         keras.config.set_dtype_policy(before)
         gin_bindings.reset()
-    averaged = recipe.evaluate_ema if averaged is None else averaged
-    weights.put(model, weights.read(store, step, model, averaged=averaged).arrays)
+    chosen = weights.read(store, step, model, averaged=averaged or recipe.evaluate_ema)
+    if averaged and not chosen.averaged:
+        raise UsageError(f"launcher.load: step {step} in {model_dir} has no averaged weights; load 'best' or 'last'")
+    weights.put(model, chosen.arrays)
     return model
 
 

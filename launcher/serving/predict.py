@@ -55,7 +55,7 @@ def run(plan: RunPlan, model_dir: str, *, input_path: str | None, output_path: s
     """
     _check_output(input_path, output_path)
     records = open_records(input_path, plan.recipe.task)
-    made, weights = trained(plan, model_dir, "predict", on_replicas=True)
+    made, weights = trained(plan, model_dir, "predict")
     records.prepare(made)
     sys.stderr.write(f"predicting with step {weights.step} of {model_dir}\n")
     if output_path is None:

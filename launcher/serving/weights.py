@@ -49,11 +49,6 @@ def read(store: CheckpointStore, step: int, model: keras.Model, *, averaged: boo
     return Weights(step=step, averaged=any(name.startswith(AVERAGES) for name in found), arrays=arrays)
 
 
-def has_averages(store: CheckpointStore, step: int) -> bool:
-    """Whether a checkpoint holds moving averages of the weights."""
-    return any(name.startswith(AVERAGES) for name in store.manifest(step)["tensors"])
-
-
 def put(model: keras.Model, arrays: Mapping[str, Source]) -> None:
     """Gives a model weights by their names in a checkpoint, on every local replica; no collective."""
     for name, variable in weight_names(model).items():
@@ -80,19 +75,12 @@ def checkpoints_of(model_dir: str) -> CheckpointStore:
     return CheckpointStore(os.path.join(model_dir, "checkpoints"), is_chief=False)
 
 
-def trained(plan: RunPlan, model_dir: str, mode: str, *, on_replicas: bool = False) -> tuple[session.Session, Weights]:
+def trained(plan: RunPlan, model_dir: str, mode: str) -> tuple[session.Session, Weights]:
     """Builds the session with the weights of the best checkpoint, else of the newest, and returns both.
 
     The average of the weights is taken where `train.evaluate_ema` says so. The task gets the assets kept beside the
-    checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe, and
-    for several workers, or replicas that are not taken.
+    checkpoints, so that no data set is needed. UsageError where there is no checkpoint, or one of another recipe.
     """
-    if plan.cluster.num_workers > 1 or (plan.strategy.num_replicas > 1 and not on_replicas):
-        where = "in one process" if on_replicas else "in one process on one device"
-        raise UsageError(
-            f"--mode={mode} runs {where}, and here are {plan.strategy.num_replicas} replicas in "
-            f"{plan.cluster.num_workers} process(es); leave --replicas out, and start it apart from a job's workers"
-        )
     store = checkpoints_of(model_dir)
     step = step_of(store, "best")
     if step is None:

@@ -16,7 +16,6 @@ from launcher.machine.cluster import tf_config
 from launcher.machine.ports import free_ports
 from launcher.verify.settings import Topology
 
-_TAIL_LINES = 25
 _POLL_SECONDS = 0.05
 
 
@@ -118,7 +117,7 @@ def _wait(job: TrainingJob, processes: list[subprocess.Popen[bytes]], timeout_se
             late = codes.index(None)
             raise Died(
                 f"{_named(job, late)} did not end within verify.timeout_seconds = {timeout_seconds:g}"
-                f"{child_process.last_words(_printed(job, late), _TAIL_LINES)}"
+                f"{child_process.last_words(_printed(job, late))}"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -127,8 +126,7 @@ def _failure(job: TrainingJob, rank: int, code: int) -> Exception:
     refusal = job.refusal_path(rank)
     if code == EXIT_USAGE and refusal.exists():
         return Refused(refusal.read_text("utf-8"))
-    how, words = child_process.describe_end(code, _printed(job, rank), count=_TAIL_LINES)
-    return Died(f"{_named(job, rank)} ended with {how}{words}")
+    return Died(f"{_named(job, rank)} {child_process.describe_end(code, _printed(job, rank))}")
 
 
 def _named(job: TrainingJob, rank: int) -> str:

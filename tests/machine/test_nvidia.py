@@ -19,9 +19,9 @@ THERE = [nvidia.NvidiaGpu(str(number), uuid=uuid) for number, uuid in enumerate(
 @pytest.fixture(autouse=True)
 def two_gpus(monkeypatch):
     monkeypatch.setenv("PLAYED_GPUS", "2")
-    nvidia._listed.cache_clear()
+    nvidia.listed.cache_clear()
     yield
-    nvidia._listed.cache_clear()
+    nvidia.listed.cache_clear()
 
 
 # The rules are those of CUDA's programming guide, and of PyTorch where it counts without CUDA.

@@ -28,7 +28,7 @@ CHIPS = Devices(tpu_chips=("/dev/accel0", "/dev/accel1"))
 
 ALONE = Cluster(source="alone", workers=(), index=0)
 ONE = Cluster(source="TF_CONFIG", workers=("a:1",), index=0)
-TWO = Cluster(source="TF_CONFIG", workers=("a:1", "b:1"), index=1)
+TWO = Cluster(source="TF_CONFIG", workers=("a:1", "b:1"), index=1, to_train_alone="unset TF_CONFIG")
 POD = {"TPU_WORKER_HOSTNAMES": "h0,h1,h2,h3", "TPU_WORKER_ID": "0"}
 
 

@@ -19,11 +19,6 @@ __all__ = ["FULL_WORKERS", "Cluster", "full_workers", "resolve", "without_peers"
 FULL_WORKERS = "LAUNCHER_FULL_WORKERS"
 
 _CLOUD_TPU = "cloud_tpu"
-_TO_TRAIN_ALONE = {
-    tf_config.SOURCE: tf_config.TO_TRAIN_ALONE,
-    slurm.SOURCE: slurm.TO_TRAIN_ALONE,
-    kubernetes.SOURCE: kubernetes.TO_TRAIN_ALONE,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,11 +30,13 @@ class Cluster:
       workers: "host:port" of every worker in rank order; empty when alone, and on a Cloud TPU, where one program
         drives all hosts.
       index: this process's rank.
+      to_train_alone: the way to train without these peers, such as "unset TF_CONFIG"; empty where there are none.
     """
 
     source: str
     workers: tuple[str, ...]
     index: int
+    to_train_alone: str = dataclasses.field(default="", compare=False)
 
     @property
     def num_workers(self) -> int:
@@ -63,11 +60,6 @@ class Cluster:
         if not self.workers:
             return "one process, no peers"
         return f"worker {self.index} of {self.num_workers} ({self.workers[self.index]}), from {self.source}"
-
-    @property
-    def to_train_alone(self) -> str:
-        """The way to train without these peers, such as "unset TF_CONFIG"; empty where there are none."""
-        return _TO_TRAIN_ALONE.get(self.source, "")
 
 
 # Who a process is among others. The rest of what schedulers set (of the job, its nodes, its service) stays true for
@@ -127,7 +119,12 @@ def resolve(environ: Mapping[str, str]) -> Cluster:
         claim = source(environ)
         if claim is not None:
             _check_agreement(claim, _others(_SOURCES[position + 1 :], environ))
-            return Cluster(source=claim.source, workers=claim.addresses(), index=claim.index)
+            return Cluster(
+                source=claim.source,
+                workers=claim.addresses(),
+                index=claim.index,
+                to_train_alone=claim.to_train_alone,
+            )
     for variable in _COUNTS.split():
         _check_alone(variable, environ.get(variable, ""))
     return Cluster(source="alone", workers=(), index=0)

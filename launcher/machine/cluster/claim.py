@@ -16,7 +16,7 @@ class Claim:
     """A place among peers, before anybody asks for their addresses.
 
     Attributes:
-      source, index: as of `Cluster`.
+      source, index, to_train_alone: as of `Cluster`.
       evidence: variables and values that say so, for messages.
       marker: the variable without which the source would not be there.
       addresses: gives "host:port" of every worker in rank order, or () for a process without peers; raises UsageError.
@@ -28,6 +28,7 @@ class Claim:
     evidence: str
     marker: str
     addresses: Callable[[], tuple[str, ...]]
+    to_train_alone: str = ""
 
 
 def text(environ: Mapping[str, str], name: str, *, advice: str) -> str:

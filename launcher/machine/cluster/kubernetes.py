@@ -21,8 +21,6 @@ from launcher.errors import UsageError
 from launcher.machine.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 
 SOURCE = "kubernetes"
-TO_TRAIN_ALONE = "unset JOB_COMPLETION_INDEX in the pod's command, or make it one pod with LAUNCHER_NUM_WORKERS=1"
-
 DEFAULT_PORT = 2222
 _INDEX = "JOB_COMPLETION_INDEX"
 _NUM_WORKERS = "LAUNCHER_NUM_WORKERS"
@@ -56,6 +54,7 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
     )
     return Claim(
         source=SOURCE,
+        to_train_alone=f"unset {_INDEX} in the pod's command, or make it one pod with {_NUM_WORKERS}=1",
         num_workers=num_workers,
         index=index,
         evidence=f"{_INDEX}={index}, {_NUM_WORKERS}={num_workers}",

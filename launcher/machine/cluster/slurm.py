@@ -21,9 +21,6 @@ from collections.abc import Mapping, Sequence
 from launcher.errors import UsageError
 from launcher.machine.cluster.claim import HOST, LAST_PORT, Claim, text, whole_number
 
-SOURCE = "slurm"
-TO_TRAIN_ALONE = "start one task with srun --ntasks=1"
-
 PORT_BASE = "LAUNCHER_PORT_BASE"
 DEFAULT_PORT_BASE = 20000
 PORTS_PER_STEP = 64
@@ -63,7 +60,8 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
         advice=f"it counts the step's tasks (SLURM_STEP_NUM_TASKS={num_tasks}) from 0; {_UNCHANGED}",
     )
     return Claim(
-        source=SOURCE,
+        source="slurm",
+        to_train_alone="start one task with srun --ntasks=1",
         num_workers=num_tasks,
         index=rank,
         evidence=f"SLURM_PROCID={rank}, SLURM_STEP_NUM_TASKS={num_tasks}",

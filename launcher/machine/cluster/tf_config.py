@@ -8,9 +8,6 @@ from typing import Any
 from launcher.errors import UsageError
 from launcher.machine.cluster.claim import Claim
 
-SOURCE = "TF_CONFIG"
-TO_TRAIN_ALONE = "unset TF_CONFIG"
-
 EXAMPLE = 'TF_CONFIG=\'{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}\''
 # Rank order: the chief, where there is one, is rank 0.
 _JOBS = ("chief", "worker")
@@ -31,7 +28,8 @@ def claim(environ: Mapping[str, str]) -> Claim | None:
         raise _wrong(f"expected a JSON object, got {_shortened(given)}")
     workers = _workers(config)
     return Claim(
-        source=SOURCE,
+        source="TF_CONFIG",
+        to_train_alone="unset TF_CONFIG",
         num_workers=len(workers),
         index=_rank(config),
         evidence=f"TF_CONFIG={_shortened(given)}",

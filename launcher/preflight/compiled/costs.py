@@ -174,8 +174,7 @@ def count(module: Module) -> Costs:
     kernels: list[tuple[Instruction, AttentionKernel | None]] = []
     unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
-    everything = [each for computation in module.computations.values() for each in computation.instructions.values()]
-    beside = {called for each in everything if each.opcode == "async-start" for called in each.called}
+    beside = {called for each in module.instructions if each.opcode == "async-start" for called in each.called}
     for instruction, times in executed(module.entry):
         inside = list(_with_fused(instruction))
         products = [_matrix_op(each, times) for each in inside if each.opcode in ("convolution", "dot")]

@@ -197,18 +197,17 @@ def _value(assigned: Any, logical: Mapping[int, Any], defined: Mapping[int, Any]
 
 def _sources(module: Module) -> dict[str, str]:
     sources: dict[str, str] = {}
-    for computation in module.computations.values():
-        for name, instruction in computation.instructions.items():
-            # A copy that the compiler made for itself is from where its operand is from.
-            inherited = (sources[operand.name] for operand in instruction.operands if operand.name in sources)
-            if source := str(instruction.source) or next(inherited, ""):
-                sources[name] = source
+    for instruction in module.instructions:
+        # A copy that the compiler made for itself is from where its operand is from.
+        inherited = (sources[operand.name] for operand in instruction.operands if operand.name in sources)
+        if source := str(instruction.source) or next(inherited, ""):
+            sources[instruction.name] = source
     return sources
 
 
 def _results(module: Module, names: Sequence[str]) -> dict[str, str]:
     """The program's results by the instructions that make them, where each has one."""
-    roots = [each for each in module.entry.instructions.values() if each.proto.id == module.entry.root_id]
+    roots = (each for each in module.entry.instructions.values() if each.proto.id == module.entry.root_id)
     made = [operand.name for root in roots for operand in root.operands]
     return dict(zip(made[::-1], names[::-1], strict=True)) if len(made) == len(names) else {}
 

@@ -151,6 +151,11 @@ class Module:
     entry: Computation
     unread: tuple[str, ...] = ()
 
+    @property
+    def instructions(self) -> Iterator[Instruction]:
+        """All of them, one computation after another."""
+        return (each for computation in self.computations.values() for each in computation.instructions.values())
+
 
 def parse(dump: str, line_of: Callable[[str], str] = lambda op_name: "") -> Module:
     """Reads a module, and says what of it could not be read.
