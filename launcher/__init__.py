@@ -5,11 +5,11 @@ The map, from the door inwards. A room may use those below it, never those above
     main               the worker's entry: flags, then one mode
     launch             the supervisor's entry: starts workers, watches them, restarts them
     jobs               workers started, watched and restarted: on this host, over ssh, on TPU VMs, in Slurm, Kubernetes
-    modes              what each `--mode` does: a table, and a file a mode
     precision_report   what 16 bits would do to this model's gradients
     preflight          whether a step fits a device, and how fast it can be
     doctor             whether this machine and its peers are fit
     verify             the same training on several topologies, compared
+    modes              what each `--mode` does: a table, and a file a mode
     step_program       the step as a StableHLO program, and what runs it
     serving            a trained model at work: predict, export
     run                one run: recipe, plan, session, controller, evaluator, starting point

@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.doctor import child
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_RETRY, EXIT_USAGE, UsageError
 from launcher.machine import cluster as cluster_lib
+from launcher.modes import DoctorRequest
 
 TENSORFLOW_SECONDS = 300.0
 
@@ -23,23 +24,15 @@ _WORST_FIRST = (EXIT_USAGE, EXIT_FAILED, EXIT_RETRY)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
-    """The request of one run of the doctor, and what its checks share; equal to itself alone.
+    """The context of one run of the doctor, which its checks share; equal to itself alone.
 
     Attributes:
       environ: the process's environment variables.
-      gin_files, gin_params, model_dir, strategy, replicas, tpu: as the flags of these names; empty or None: not given.
-      wait_seconds: how long the other workers are waited for.
       root: where /proc, /sys and /dev are.
     """
 
     environ: Mapping[str, str]
-    gin_files: tuple[str, ...] = ()
-    gin_params: tuple[str, ...] = ()
-    model_dir: str | None = None
-    strategy: str | None = None
-    replicas: int | None = None
-    tpu: str | None = None
-    wait_seconds: float = 30.0
+    request: DoctorRequest = dataclasses.field(default_factory=DoctorRequest)
     root: Path = Path("/")
 
     @functools.cached_property
@@ -60,8 +53,12 @@ class Context:
     @functools.cached_property
     def tensorflow(self) -> child.ChildResult:
         """The answers of TensorFlow, which runs in a process of its own."""
-        request = {name: getattr(self, name) for name in ("gin_files", "gin_params", "model_dir")}
-        return child.run("tensorflow_child", request, environ=self.environ, timeout_seconds=TENSORFLOW_SECONDS)
+        return self.run_child("tensorflow_child", timeout_seconds=TENSORFLOW_SECONDS)
+
+    def run_child(self, module: str, *, timeout_seconds: float) -> child.ChildResult:
+        """Runs a module of this package in a process of its own; see `child.run`."""
+        request = dataclasses.asdict(self.request)
+        return child.run(module, request, environ=self.environ, timeout_seconds=timeout_seconds)
 
     def says(self, topic: str) -> child.Answer:
         """TensorFlow's answer on one topic; Skip where it did not get so far, as the check `tensorflow` reports."""

@@ -37,8 +37,7 @@ def collective(context: Context) -> Iterator[Finding]:
     workers = context.cluster.num_workers
     if workers > 1 and not peer_exchange.exchanged(context).all_in_place:
         raise Skip("not all workers reach each other, and a collective waits for all")
-    request = {name: getattr(context, name) for name in ("strategy", "replicas", "tpu")}
-    done = child.run("collective", request, environ=context.environ, timeout_seconds=LIMIT_SECONDS)
+    done = context.run_child("collective", timeout_seconds=LIMIT_SECONDS)
     yield collective_finding(done, workers=workers)
 
 

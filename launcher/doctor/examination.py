@@ -1,7 +1,11 @@
-"""Examination of `--mode=doctor`: the table of checks, quick ones first, their run, and the report of findings."""
+"""`--mode=doctor`: whether this machine and its peers are fit: the checks, quick ones first, their run, the report.
+
+Imports no TensorFlow, which may be missing.
+"""
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import sys
 import textwrap
@@ -10,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from launcher.doctor import collective, host, packages, peer_exchange, tensorflow_checks
 from launcher.doctor.check import FAIL, OK, WARN, Check, Context, Finding, Skip, exit_code, fail, worst
-from launcher.errors import EXIT_FAILED, UsageError, advice
+from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError, advice
+from launcher.modes import DoctorRequest
 from launcher.reporting import strict_json
 from launcher.reporting.console import columns
 
@@ -44,8 +49,15 @@ CHECKS = (
 )
 
 
-def run(checks: Iterable[Check], context: Context, *, in_json: bool = False) -> int:
+def run(request: DoctorRequest) -> int:
     """Examines this machine; returns 0, or the exit code of the worst failure."""
+    checks = chosen(request.doctor_checks)
+    if request.doctor_wait <= 0:
+        raise UsageError(f"--doctor_wait={request.doctor_wait:g}: must be more than 0 seconds")
+    if request.dry_run:
+        _write(*columns([(check.name, check.looks_at) for check in checks]))
+        return EXIT_DONE
+    context, in_json = Context(environ=os.environ, request=request), request.json
     findings, skipped = examine(checks, context, None if in_json else show)
     code = exit_code(findings)
     if in_json:
@@ -108,11 +120,6 @@ def _broken(error: Exception) -> Finding:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("launcher"):
         return fail(seen, f"pip install {error.name}")
     return fail(seen, "please report it with this line; the other checks went on", exit_code=EXIT_FAILED)
-
-
-def plan(checks: Iterable[Check]) -> None:
-    """Prints the list of checks."""
-    _write(*columns([(check.name, check.looks_at) for check in checks]))
 
 
 def show(finding: Finding) -> None:

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from launcher.doctor import nvidia
 from launcher.doctor.check import Context, Finding, Skip, check, fail, ok, warn
 from launcher.errors import EXIT_RETRY, UsageError
-from launcher.model_dir import check_model_dir, default_model_dir
+from launcher.model_dir import check_model_dir
 
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
@@ -196,9 +196,9 @@ def driver(context: Context) -> Iterator[Finding]:
 
 @check("whether --model_dir can be written, and its room")
 def model_dir(context: Context) -> Iterator[Finding]:
-    if not (context.model_dir or context.gin_files):
+    if not (context.request.model_dir or context.request.gin_file):
         raise Skip("neither --model_dir nor --gin_file is given")
-    name = context.model_dir or default_model_dir(context.gin_files)
+    name = context.request.run_dir
     if "://" in name:  # which only TensorFlow can reach
         fix = "check the name and the rights of this machine's account; a bucket may be mounted instead, with gcsfuse"
         problem = context.says("model_dir").problem

@@ -233,7 +233,7 @@ def exchanged(context: Context) -> Exchange:
     return exchange(
         context.cluster,
         facts={**packages.facts(), _GPUS: f"{nvidia.count(context)}"},
-        wait_seconds=context.wait_seconds,
+        wait_seconds=context.request.doctor_wait,
     )
 
 

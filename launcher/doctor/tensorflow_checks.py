@@ -96,7 +96,7 @@ def recipe(context: Context) -> Iterator[Finding]:
     if answer.problem:
         yield fail(answer.problem, "correct the recipe or --gin_param")
     else:
-        yield ok(f"{', '.join(context.gin_files)} loads; train.precision = {answer.values['precision']!r}")
+        yield ok(f"{', '.join(context.request.gin_file)} loads; train.precision = {answer.values['precision']!r}")
 
 
 @check("the recipe's data set is prepared")
@@ -111,5 +111,5 @@ def data(context: Context) -> Iterator[Finding]:
 
 
 def _need_recipe(context: Context) -> None:
-    if not context.gin_files:
+    if not context.request.gin_file:
         raise Skip("no --gin_file")

@@ -45,7 +45,7 @@ def _devices(request: dict[str, Any]) -> dict[str, Any]:
 
 def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
     """Loads the recipe; None without one."""
-    if not request["gin_files"]:
+    if not request["gin_file"]:
         return None
     from launcher.machine import devices
     from launcher.run import loading
@@ -55,7 +55,7 @@ def _recipe(request: dict[str, Any]) -> dict[str, Any] | None:
         devices.configure_gpus(len(devices.discover().gpus), devices.GpuOptions())
 
     with gin_bindings.usage_errors():
-        recipe = request["recipe"] = loading.load(request["gin_files"], request["gin_params"], before_imports=set_up)
+        recipe = request["recipe"] = loading.load(request["gin_file"], request["gin_param"], before_imports=set_up)
     return {"precision": recipe.precision}
 
 

@@ -30,7 +30,8 @@ class Constant:
     source: str
 
 
-def _constants_of(device: Chip | Card) -> dict[str, Constant]:
+def constants_of(device: Chip | Card) -> dict[str, Constant]:
+    """The numbers of a device that estimates stand on, by name."""
     fields = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
     return {name: value for name, value in fields.items() if isinstance(value, Constant)}
 
@@ -90,10 +91,6 @@ class Chip:
         other = f"{self.fewest_mxus}, as {_DOCS} has it, {self.mxus / self.fewest_mxus:g} times that"
         return f"{words} (with {self.mxus} matrix units; with {other})"
 
-    @property
-    def constants(self) -> dict[str, Constant]:
-        return _constants_of(self)
-
 
 # --------------------------------------------------------------------------------------------------------------- GPUs
 
@@ -138,10 +135,6 @@ class Card:
     network: Constant | None = None
     most_on_a_host: int = 8
     attention_kernel: str = ""
-
-    @property
-    def constants(self) -> dict[str, Constant]:
-        return _constants_of(self)
 
     @property
     def has_bfloat16(self) -> bool:

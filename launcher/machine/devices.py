@@ -104,6 +104,11 @@ class StrategyPlan:
         return self.kind == "tpu" and self.tpu is None
 
 
+def names(accelerator: str, count: int) -> tuple[str, ...]:
+    """ "GPU:0", "GPU:1" and so on."""
+    return tuple(f"{accelerator.upper()}:{index}" for index in range(count))
+
+
 def of_gpus(gpus: Sequence[Gpu]) -> dict[str, Any]:
     """Fields of a plan on the GPUs that it uses."""
     capabilities: list[Any] = [gpu.compute_capability for gpu in gpus]

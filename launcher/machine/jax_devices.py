@@ -18,7 +18,7 @@ import numpy as np
 from launcher.errors import PeerError, UsageError
 from launcher.machine import compile_cache, exit_barrier, installation, nvidia, peers, ports, tpu
 from launcher.machine.cluster import Cluster
-from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, discover, gpu_notes, of_gpus
+from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, discover, gpu_notes, names, of_gpus
 from launcher.machine.runtime_kinds import PJRT
 from launcher.machine.tensorflow_import import without_early_log
 
@@ -115,7 +115,7 @@ def plan(
         num_replicas=count * cluster.num_workers,
         local_replicas=count,
         why=f"{_FLAG}: the step runs by JAX on {accelerator.upper()} devices",
-        devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
+        devices=names(accelerator, count),
         accelerator=accelerator,
         notes=(*notes, *ports.public_address_notes(cluster.workers)),
         **of_gpus(gpus),

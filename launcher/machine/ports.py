@@ -6,17 +6,13 @@ TensorFlow's gRPC server listens on all interfaces and obeys every client.
 import contextlib
 import ipaddress
 import random
-import re
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
-from launcher.errors import UsageError
+from launcher.errors import UsageError, listed
 
 # Below the range that Linux gives to outgoing connections (from 32768), which could take a port before its worker does.
 _PORTS = range(20000, 32000)
-# Addresses of this host's own interfaces, as Linux lists them in /proc/net.
-_IPV4 = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 
 
 def free_ports(count: int) -> list[int]:
@@ -53,29 +49,21 @@ def call(address: str, seconds: float) -> socket.socket:
     return socket.create_connection((address.rpartition(":")[0].strip("[]"), port_of(address)), seconds)
 
 
-def public_address_notes(workers: Sequence[str], proc: Path = Path("/proc/net")) -> list[str]:
-    """Notes on workers with public addresses; no name is looked up. `proc` lists this host's."""
+def public_address_notes(workers: Sequence[str]) -> list[str]:
+    """Notes on public addresses of workers and of this host; no name is looked up."""
     if len(workers) < 2:
         return []
+    import psutil  # late: most runs are of one worker
+
     given = [address.rpartition(":")[0].strip("[]") for address in workers]
-    public = [address for address in dict.fromkeys((*given, *_own(proc))) if _is_public(address)]
+    own = [each.address for interface in psutil.net_if_addrs().values() for each in interface]
+    public = [address for address in dict.fromkeys((*given, *own)) if _is_public(address)]
     if not public:
         return []
-    named = ", ".join(public[:3]) + " and others" * (len(public) > 3)
     return [
-        f"{named}: public, and TensorFlow's server obeys every client that reaches a worker's port: let a firewall "
-        "admit the other workers only"
+        f"{listed(public)}: public, and TensorFlow's server obeys every client that reaches a worker's port: let a "
+        "firewall admit the other workers only"
     ]
-
-
-def _own(proc: Path) -> list[str]:
-    addresses: list[str] = []
-    with contextlib.suppress(OSError):
-        addresses += _IPV4.findall((proc / "fib_trie").read_text())
-    with contextlib.suppress(OSError):
-        words = [line.split()[0] for line in (proc / "if_inet6").read_text().splitlines()]
-        addresses += [str(ipaddress.IPv6Address(int(word, 16))) for word in words]
-    return addresses
 
 
 def _is_public(address: str) -> bool:

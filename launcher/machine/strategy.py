@@ -22,6 +22,7 @@ from launcher.machine.devices import (
     configure_logical_cpus,
     discover,
     gpu_notes,
+    names,
     of_gpus,
 )
 from launcher.machine.ports import public_address_notes
@@ -137,7 +138,7 @@ def _plan_multi_worker(request: _Request, why: str) -> StrategyPlan:
 def absent_tpu(replicas: int | None, *, why: str) -> StrategyPlan:
     """A plan for a TPU that is not here, of `replicas` cores or one: it can be shown, not built."""
     count = replicas or 1
-    return tpu_lib.on_cores(count, why=why, devices=tuple(f"TPU:{index}" for index in range(count)))
+    return tpu_lib.on_cores(count, why=why, devices=names("tpu", count))
 
 
 def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: str) -> StrategyPlan:
@@ -166,7 +167,7 @@ def _on_this_machine(kind: str, replicas: int | None, request: _Request, why: st
         num_replicas=count,
         local_replicas=count,
         why=why,
-        devices=tuple(f"{accelerator.upper()}:{index}" for index in range(count)),
+        devices=names(accelerator, count),
         accelerator=accelerator,
         notes=tuple(notes),
         **of_gpus(gpus[:count]),

@@ -1,9 +1,9 @@
 """The modes: what each `--mode` does, the flags it reads and those it refuses, in one table.
 
-A mode is a row of `MODES` and a file beside this one with `run(request)`, which is imported when the mode runs; a
-package may add one, see `launcher.config.plugins`. A flag is a field of `Request`, or of a subclass where only some
-modes read it. `--help`, the refusal of a flag that does not go with the mode, and `--dry_run` follow from both. Imports
-no TensorFlow: the supervisor reads the workers' flags.
+A mode is a row of `MODES` and a module with `run(request)`, which is imported when the mode runs: a file beside this
+one, or an instrument's own; a package may add one, see `launcher.config.plugins`. A flag is a field of `Request`, or of
+a subclass where only some modes read it. `--help`, the refusal of a flag that does not go with the mode, and
+`--dry_run` follow from both. Imports no TensorFlow: the supervisor reads the workers' flags.
 """
 
 from __future__ import annotations
@@ -248,6 +248,7 @@ _ROWS = (
     Mode(
         "verify",
         "compares some steps on several topologies",
+        module="launcher.verify.verification",
         request=EngineRequest,
         refuses=dict.fromkeys(
             _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
@@ -265,6 +266,7 @@ _ROWS = (
     Mode(
         "preflight",
         "compiles the training step for the devices of --tpu_type and --gpu_type, which need not be there",
+        module="launcher.preflight.command",
         request=PreflightRequest,
         refuses=dict.fromkeys(
             _DEVICES, "compiles for what --tpu_type and --gpu_type name, whatever this machine has; leave it out"
@@ -275,6 +277,7 @@ _ROWS = (
     Mode(
         "precision_report",
         "says what 16 bits do to the gradients and which loss scale fits",
+        module="launcher.precision_report.command",
         refuses=dict.fromkeys(
             ("strategy", "tpu"), "runs on this machine; leave it out, and say on how many replicas with --replicas"
         ),
@@ -283,6 +286,7 @@ _ROWS = (
     Mode(
         "doctor",
         "examines this machine, also without a recipe",
+        module="launcher.doctor.examination",
         request=DoctorRequest,
         **_NEEDS_NOTHING,
     ),
@@ -404,7 +408,9 @@ def module_of(request: Request) -> ModuleType:
     """The module that does what is asked for, imported; its `run` does it."""
     mode = MODES[request.mode]
     shows_plan = request.dry_run and not mode.shows_plan
-    return importlib.import_module(f"{__name__}.dry_run" if shows_plan else mode.module or f"{__name__}.{mode.name}")
+    return importlib.import_module(
+        "launcher.preflight.dry_run" if shows_plan else mode.module or f"{__name__}.{mode.name}"
+    )
 
 
 def _readers() -> dict[str, list[Mode]]:

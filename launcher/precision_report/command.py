@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
 
 from launcher.checkpoints import CheckpointStore
-from launcher.config import gin_used
+from launcher.config import gin_bindings, gin_used
 from launcher.errors import EXIT_DONE, UsageError
 from launcher.model_dir import check_model_dir
+from launcher.modes import Request
 from launcher.precision_report import findings
 from launcher.precision_report.examine import PrecisionReportSettings, examine
 from launcher.reporting import report, strict_json
@@ -18,40 +18,32 @@ from launcher.run.start import starting_point
 from launcher.step import precision
 
 
-def run(
-    *,
-    gin_files: Sequence[str],
-    gin_params: Sequence[str],
-    replicas: int | None,
-    seed: int | None,
-    model_dir: str,
-    dry_run: bool,
-) -> int:
+@gin_bindings.usage_errors()
+def run(request: Request) -> int:
     """Reports on a recipe, as the flags gave it; prints it and writes precision.json.
 
-    Args:
-      replicas: GPUs, or logical CPU devices where there is no GPU; one by default.
-      model_dir: where the two files go; of its newest checkpoint the weights are taken, if it has one.
-      dry_run: say what would be examined, and stop.
+    It takes GPUs, or logical CPU devices where there is no GPU; one by default. Where the folder of the run has a
+    checkpoint, the weights are those of the newest.
 
     Raises:
       UsageError: the recipe cannot be built, its data is not there, or the folder cannot be written.
     """
+    replicas, model_dir = request.replicas, request.run_dir
     resolved = loading.Machine(
         # The machine may have neither the TPU nor the cluster that the recipe is for.
         environ={},
         strategy="mirrored" if replicas is not None and replicas > 1 else "one_device",
         replicas=replicas,
-        seed=seed,
-        connect=not dry_run,
-    ).resolve(gin_files, gin_params)
+        seed=request.seed,
+        connect=not request.dry_run,
+    ).resolve(request.gin_file, request.gin_param)
     check_shard(resolved)
     settings = PrecisionReportSettings()
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)
     console = make_console(total_steps=settings.batches)
     lines = {
-        "recipe": ", ".join(gin_files),
+        "recipe": ", ".join(request.gin_file),
         "policy": f"{resolved.policy}" + ("" if own == resolved.policy else f" (the recipe's is {own})"),
         "replicas": f"{resolved.strategy.num_replicas} on {resolved.strategy.accelerator}",
         "batch": f"{resolved.recipe.global_batch_size}, of which {resolved.microbatch_size} at a time on each replica",
@@ -59,7 +51,7 @@ def run(
         "reduce dtype": resolved.reduce_dtype.name,
     }
     console.plan(lines)
-    if dry_run:
+    if request.dry_run:
         return EXIT_DONE
     if "://" in model_dir:
         raise UsageError(f"--model_dir={model_dir}: a report is written to a local folder; name one")

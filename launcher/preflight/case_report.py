@@ -17,6 +17,7 @@ from launcher.step_program.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
 _MEASURED = ("result", "memory needed", "of it", "step", "bound by")
+_COMPILED = (*_MEASURED, "compiled in")
 _SHOWN = 8
 _DIFFERENT = 1.005  # of HFU and MFU, beyond rounding
 
@@ -93,12 +94,10 @@ def comparison(findings: Sequence[SliceFinding], not_applicable: Sequence[tuple[
     for finding in findings:
         plan, bounds = finding.plan, finding.roofline
         parts = f" in {plan.microbatches}" if plan.microbatches > 1 else ""
-        batch = [str(plan.recipe.global_batch_size), f"{plan.per_replica_batch_size}{parts}"]
-        rates = [""] * 3
-        if bounds:
-            rates = [f"{bounds.mfu:.1%}", f"{bounds.examples_per_second:,.0f}", f"{bounds.hours:,.2f}"]
+        batch = [str(batch_size(finding)), f"{plan.per_replica_batch_size}{parts}"]
+        rates = [f"{bounds.mfu:.1%}", f"{bounds.examples_per_second:,.0f}", f"{bounds.hours:,.2f}"] if bounds else []
         table.append([finding.case.where.name, *batch, *_measurements(finding), *rates])
-    return table + [[name, "", "", f"not applicable: {why}", *[""] * 7] for name, why in not_applicable]
+    return table + [[name, "", "", f"not applicable: {why}"] for name, why in not_applicable]
 
 
 def largest_text(largest: LargestBatch) -> str:
@@ -262,22 +261,19 @@ def _collective_rows(costs: Costs) -> list[list[str]]:
 
 
 def _tried_rows(reported: CaseReport) -> list[list[str]]:
-    rows = [["change", *_MEASURED, "compiled in"], ["as it is", *_measured_with_time(reported.finding)]]
+    rows = [["change", *_COMPILED], ["as it is", *_compiled(reported.finding)]]
     for one in reported.tried:
-        refused = [f"not applicable: {one.refused}", *[""] * 5]
-        rows.append([one.flag, *(_measured_with_time(one.finding) if one.finding else refused)])
+        rows.append([one.flag, *(_compiled(one.finding) if one.finding else [f"not applicable: {one.refused}"])])
     return rows
 
 
 def _batch_rows(largest: LargestBatch) -> list[list[str]]:
-    rows = [["global batch", "a replica", *_MEASURED, "compiled in"]]
-    for finding in sorted(largest.tried, key=batch_size):
-        sizes = (batch_size(finding), finding.plan.per_replica_batch_size)
-        rows.append([*(f"{size:,}" for size in sizes), *_measured_with_time(finding)])
-    return rows
+    sizes = [(batch_size(one), one.plan.per_replica_batch_size, one) for one in largest.tried]
+    rows = [[f"{batch:,}", f"{part:,}", *_compiled(one)] for batch, part, one in sorted(sizes, key=lambda row: row[0])]
+    return [["global batch", "a replica", *_COMPILED], *rows]
 
 
-def _measured_with_time(finding: SliceFinding) -> list[str]:
+def _compiled(finding: SliceFinding) -> list[str]:
     return [*_measurements(finding), _seconds(finding.compilation)]
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from launcher.errors import UsageError, nearest
-from launcher.machine.accelerators import CARDS, Card, Constant
+from launcher.machine.accelerators import CARDS, Card, Constant, constants_of
 from launcher.machine.devices import GpuOptions
 from launcher.machine.runtime_kinds import PJRT, TENSORFLOW, RuntimeKind
 from launcher.machine.strategy import StrategyPlan
@@ -215,7 +215,7 @@ def find(gpu_type: str, runtime: RuntimeKind = TENSORFLOW) -> GpuMachines:
 
 def _machines(card: Card, hosts: int, gpus: int, runtime: RuntimeKind) -> GpuMachines:
     name = f"{card.name}:{f'{hosts}x' if hosts > 1 else ''}{gpus}"
-    of_card = {what: one for what, one in card.constants.items() if what != "network" or hosts > 1}
+    of_card = {what: one for what, one in constants_of(card).items() if what != "network" or hosts > 1}
     return GpuMachines(
         name=name,
         device_name=card.name,

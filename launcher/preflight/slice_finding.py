@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import keras
 
 from launcher.config import gin_used
 from launcher.errors import UsageError
+from launcher.modes import PreflightRequest
 from launcher.optimizers.weight_shards import bytes_of
 from launcher.preflight import advice, roofline
 from launcher.preflight.compiled import Compilation, hbm, hlo
@@ -122,12 +123,9 @@ class SliceFinding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examiner:
-    """Examines cases of one recipe, as the flags gave it."""
+    """Examines cases of the recipe that the flags name."""
 
-    gin_files: Sequence[str]
-    gin_params: Sequence[str]
-    seed: int | None
-    deterministic: bool
+    request: PreflightRequest
     compiler: Compiler
     console: Console  # says which of the two parts a case is in, lowering or compiling
 
@@ -139,9 +137,13 @@ class Examiner:
         """
         # The machine's own cluster and devices are not those of the run.
         machine = loading.Machine(
-            environ={}, seed=self.seed, deterministic=self.deterministic, on=case.where.strategy(), connect=False
+            environ={},
+            seed=self.request.seed,
+            deterministic=self.request.deterministic,
+            on=case.where.strategy(),
+            connect=False,
         )
-        resolved = machine.resolve(self.gin_files, [*self.gin_params, *case.changes])
+        resolved = machine.resolve(self.request.gin_file, [*self.request.gin_param, *case.changes])
         case.where.check(resolved)
         return resolved
 

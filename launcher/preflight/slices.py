@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.errors import UsageError, advice
-from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant
+from launcher.machine.accelerators import CHIPS, V2, V3, V4, V5E, V5P, V6E, Chip, Constant, constants_of
 from launcher.preflight.advice import padding
 from launcher.preflight.compiled.costs import Collective, Costs
 from launcher.preflight.compiled.hbm import HbmUse
@@ -126,7 +126,7 @@ def _slice(chip: Chip, counts_cores: bool, shape: tuple[int, ...]) -> Slice:
         memory_bytes=chip.hbm_bytes,
         memory_bandwidth=chip.device_hbm_bandwidth,
         peak_flops=chip.device_peak_flops,
-        constants={**chip.constants, "hop_latency": _HOP},
+        constants={**constants_of(chip), "hop_latency": _HOP},
         clock=chip.clock,
         clock_words=chip.clock_words,
         chip=chip,

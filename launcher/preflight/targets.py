@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import tensorflow as tf
 
 from launcher.machine.accelerators import Constant
-from launcher.machine.strategy import StrategyPlan
+from launcher.machine.devices import StrategyPlan, names
 from launcher.preflight.compiled import costs as costs_lib
 from launcher.preflight.compiled.costs import Collective, Costs, Operation
 from launcher.preflight.compiled.hlo import Module
@@ -67,7 +67,7 @@ class Target(abc.ABC):
             num_replicas=self.num_replicas,
             local_replicas=self.local_replicas,
             why=self.describe(),
-            devices=tuple(f"{self.accelerator.upper()}:{index}" for index in range(self.local_replicas)),
+            devices=names(self.accelerator, self.local_replicas),
             accelerator=self.accelerator,
         )
 

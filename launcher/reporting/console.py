@@ -6,6 +6,7 @@ Tables, too, have lines on a terminal, and are columns of plain text anywhere el
 import contextlib
 import html
 import io
+import itertools
 import os
 import sys
 import threading
@@ -58,9 +59,9 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows of as many cells each as lines of plain text, every cell as wide as the widest of its column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Returns rows as lines of plain text, every cell as wide as the widest of its column; rows may end early."""
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 def rich_console(stream: TextIO) -> Any:
@@ -317,7 +318,7 @@ def show_table(
     """Prints a table whose first row is its heading.
 
     Args:
-      rows: cells, as many in each.
+      rows: cells; what is missing at a row's end is empty.
       console: takes the lines of a plain table.
       stream: where the console writes; standard output when None.
       totals: a last row, which a line sets off.

@@ -1,4 +1,4 @@
-"""Verification of a recipe: trained on one replica and on other topologies, and compared."""
+"""`--mode=verify`: a recipe trained on one replica and on other topologies, and compared."""
 
 import contextlib
 import dataclasses
@@ -12,8 +12,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
-from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
+from launcher.machine.runtime_kinds import RuntimeKind
+from launcher.model_dir import check_model_dir, lease
+from launcher.modes import EngineRequest
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
@@ -37,23 +40,25 @@ _DROPOUT_OFF = "dropout and noise off: each replica draws masks of its own (veri
 _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica draws masks of its own"
 
 
-@dataclasses.dataclass(kw_only=True)
+def run(request: EngineRequest) -> int:
+    """Verifies the recipe; see `Verification`."""
+    model_dir = check_model_dir(request.run_dir)
+    writes_to = None if request.dry_run else model_dir
+    with lease.held(writes_to, environ=os.environ, say=print), gin_bindings.usage_errors():
+        return Verification(request).run(model_dir)
+
+
 class Verification:
     """The verification of one recipe, as the flags gave it."""
 
-    gin_files: Sequence[str]
-    gin_params: Sequence[str]
-    seed: int | None
-    deterministic: bool
-    runtime: RuntimeKind = TENSORFLOW
-
-    def __post_init__(self) -> None:
+    def __init__(self, request: EngineRequest):
+        self._request, self.runtime = request, request.runtime
         self.runtime.check()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
         machine = loading.Machine(
-            environ={}, strategy="one_device", seed=self.seed, deterministic=self.deterministic, connect=False
+            environ={}, strategy="one_device", seed=request.seed, deterministic=request.deterministic, connect=False
         )
-        self.plan = machine.resolve(self.gin_files, self.gin_params)
+        self.plan = machine.resolve(request.gin_file, request.gin_param)
         check_shard(self.plan)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
@@ -78,7 +83,7 @@ class Verification:
             "dropout": _DROPOUT_ON if self.settings.dropout else _DROPOUT_OFF,
         }
 
-    def run(self, model_dir: str, *, dry_run: bool) -> int:
+    def run(self, model_dir: str) -> int:
         """Trains and compares; prints the table and writes verify.json; a dry run only says what would be done.
 
         Returns:
@@ -89,7 +94,7 @@ class Verification:
           TrainingError: a topology deviates or fails, or one replica already fails.
         """
         self._console.plan(self.describe())
-        if dry_run:
+        if self._request.dry_run:
             return EXIT_DONE
         self.plan.data.check()
         with _terminable(), tempfile.TemporaryDirectory(prefix="verify-") as folder:
@@ -168,8 +173,8 @@ class Verification:
         if topology.runtime.has_devices:  # compared with TensorFlow's CPU, where it lists no GPU
             changes.append("gpu.tf32 = False")
         job = TrainingJob(
-            gin_files=tuple(self.gin_files),
-            gin_params=(*self.gin_params, *changes),
+            gin_files=self._request.gin_file,
+            gin_params=(*self._request.gin_param, *changes),
             seed=self.plan.seed,
             deterministic=self.plan.deterministic,
             topology=topology,
@@ -188,8 +193,8 @@ class Verification:
         content = {
             "verified": all(result.verified for result in results),
             "within_tolerance": all(result.within for result in results),
-            "recipe": list(self.gin_files),
-            "gin_params": list(self.gin_params),
+            "recipe": list(self._request.gin_file),
+            "gin_params": list(self._request.gin_param),
             **self.describe(),
             "steps": self.steps,
             "tolerances": dataclasses.asdict(self.tolerances),

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.doctor import host
 from launcher.doctor.check import Context, Skip
+from launcher.modes import DoctorRequest
 
 
 def only(findings):
@@ -129,7 +130,7 @@ def test_shared_memory_of_a_container_is_too_small_for_nccl_between_gpus_only(mo
 
 
 def check_dir(path):
-    return only(host.model_dir(Context(environ={}, model_dir=str(path))))
+    return only(host.model_dir(Context(environ={}, request=DoctorRequest(model_dir=str(path)))))
 
 
 def test_a_folder_that_can_be_written_has_its_room_told_and_is_left_as_it_was(tmp_path):

@@ -98,7 +98,7 @@ def test_a_machine_without_tensorflow(run_launcher, tmp_path):
 
 
 def test_a_process_that_does_not_end_is_ended():
-    outcome = child.run("tensorflow_child", {"gin_files": []}, environ=os.environ, timeout_seconds=0.3)
+    outcome = child.run("tensorflow_child", {"gin_file": []}, environ=os.environ, timeout_seconds=0.3)
     assert outcome.returncode is None
     assert "was stopped" in outcome.how
     names = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline", "ppid"])]

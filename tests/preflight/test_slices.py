@@ -11,7 +11,7 @@ import pytest
 from places import ROOT
 
 from launcher.errors import UsageError
-from launcher.machine.accelerators import CHIPS
+from launcher.machine.accelerators import CHIPS, constants_of
 from launcher.preflight.slices import SLICES, find
 
 # Chips, replicas of TPUStrategy, hosts: https://cloud.google.com/tpu/docs, the pages of the generations.
@@ -90,7 +90,7 @@ def test_links_of_a_corner_count_two_along_a_closed_axis_and_one_along_an_open_o
 
 
 def test_every_constant_of_every_chip_names_its_source():
-    constants = [constant for chip in CHIPS.values() for constant in chip.constants.values()]
+    constants = [constant for chip in CHIPS.values() for constant in constants_of(chip).values()]
     assert len(constants) == 4 * len(CHIPS)
     assert all(constant.value > 0 and len(constant.source) > 10 for constant in constants)
 
