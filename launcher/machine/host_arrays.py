@@ -20,14 +20,21 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
     """
     is_bfloat16 = array.dtype.name == "bfloat16"  # which NumPy does not know by itself
     bits = array.view(np.uint16) if is_bfloat16 else array
-    shareable = bits.dtype.kind in "fiu" and bits.dtype.isnative and bits.flags.c_contiguous and bits.flags.writeable
-    if not shareable or not array.nbytes:
+    if not _is_shareable(bits):
         return tf.convert_to_tensor(array)
     # Leans on TensorFlow: dlpack shares an array's memory and copies nothing. Noticed by
     # tests/machine/test_host_arrays.py, tests/step_program/test_lowering.py. Then: use `tf.convert_to_tensor`; a
     # checkpoint then takes its memory twice, and models larger than the host's memory are not compiled.
     tensor = tf.experimental.dlpack.from_dlpack(bits.__dlpack__())
     return tf.bitcast(tensor, tf.bfloat16) if is_bfloat16 else tensor
+
+
+def _is_shareable(array: np.ndarray) -> bool:
+    """Whether a tensor can have the memory of an array."""
+    flags = array.flags
+    return (
+        array.dtype.kind in "fiu" and array.dtype.isnative and flags.c_contiguous and flags.writeable and array.size > 0
+    )
 
 
 def copied_tensor(array: np.ndarray) -> tf.Tensor:
@@ -70,9 +77,7 @@ def rows_of(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
 
 def _rows_before_a_tensor(array: np.ndarray) -> int | None:
     """None where no row that is to be shared can begin a tensor."""
-    if array.nbytes < _SHARED_BYTES or array.dtype.kind not in "fiu" or not array.dtype.isnative:
-        return None
-    if not (array.flags.c_contiguous and array.flags.writeable):
+    if array.nbytes < _SHARED_BYTES or not _is_shareable(array):
         return None
     begin, row = array.ctypes.data, array.nbytes // len(array)
     return next((n for n in range(min(_ALIGNMENT, len(array))) if (begin + n * row) % _ALIGNMENT == 0), None)

@@ -1,4 +1,4 @@
-"""What a replica does together with the others, in replica context."""
+"""Context and sums of a replica that works together with the others."""
 
 import tensorflow as tf
 

@@ -133,16 +133,19 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
 
 def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gradient]:
     """Gradients of weights and activations, and sums over replicas where they are others than those of the weights."""
-    counts, maxima = _total([one.shadow.counts for one in found]), np.max([one.shadow.maxima for one in found], axis=0)
+    counts, maxima = (
+        _total([probed.shadow.counts for probed in found]),
+        np.max([probed.shadow.maxima for probed in found], axis=0),
+    )
     gradients = [
         Gradient(**vars(tensor), counts=counts[index], maxima=maxima[:, index])
         for index, tensor in enumerate(probe.tensors)
         if counts[index].sum()  # else a layer without a gradient
     ]
     parts, dtype = plan.strategy.num_replicas * plan.microbatches, plan.reduce_dtype.name
-    sums = _total([one.sum_counts for one in found])
+    sums = _total([probed.sum_counts for probed in found])
     # What the other microbatches add is not known, but at most as much each.
-    largest = np.max([one.sum_maxima for one in found], axis=0) * plan.microbatches
+    largest = np.max([probed.sum_maxima for probed in found], axis=0) * plan.microbatches
     for index, weight in enumerate(_weights(probe)):
         if parts > 1 or weight.dtype != dtype:
             of_sum = {"kind": "wire", "counts": sums[index], "maxima": largest[index : index + 1]}
@@ -158,11 +161,11 @@ def _total(counts: Sequence[np.ndarray]) -> np.ndarray:
     return np.asarray(np.sum(counts, axis=0, dtype=np.float64))
 
 
-def _errors(probe: Probe, one: Probed) -> list[PassError]:
+def _errors(probe: Probe, probed: Probed) -> list[PassError]:
     sizes = [variable.value.shape.num_elements() for variable in probe.model.trainable_variables]
-    typical = one.compared.norm / np.sqrt(sizes)
+    typical = probed.compared.norm / np.sqrt(sizes)
     is_rounding = typical < _ROUNDING * np.median(typical)
-    columns = (_weights(probe), one.compared.cosine, one.compared.relative_error, is_rounding)
+    columns = (_weights(probe), probed.compared.cosine, probed.compared.relative_error, is_rounding)
     return [
         PassError(weight.path, float(cosine), float(relative), bool(rounded))
         for weight, cosine, relative, rounded in zip(*columns, strict=True)

@@ -36,19 +36,19 @@ def show(found: Examined, console: Console, *, layers: int) -> None:
 
 def recommendation(found: Examined) -> list[str]:
     """Recommendation in words: what to do, first."""
-    one, now = found.advice, found.loss_scale_log2
-    needed = "loss scaling is needed" if one.needed else "loss scaling is not needed"
-    lines = [f"{found.policy}: {needed}: {one.why}."]
-    if one.scale_log2 is not None:
-        at_most = one.scale_log2 == float16_losses.CEILING
+    advice, now = found.advice, found.loss_scale_log2
+    needed = "loss scaling is needed" if advice.needed else "loss scaling is not needed"
+    lines = [f"{found.policy}: {needed}: {advice.why}."]
+    if advice.scale_log2 is not None:
+        at_most = advice.scale_log2 == float16_losses.CEILING
         lines.append(
-            f"Recommended scale: {power(one.scale_log2)}, with {one.headroom_bits:.1f} bits of headroom"
+            f"Recommended scale: {power(advice.scale_log2)}, with {advice.headroom_bits:.1f} bits of headroom"
             + (" (no larger, for the float32 sums of scaled losses)" if at_most else "")
-            + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**one.scale_log2}."
+            + f": train.loss_scale = @DynamicLossScale(), DynamicLossScale.initial_scale = {2.0**advice.scale_log2}."
         )
         lines.append(
-            f"Less than 0.1% of all is lost, and nothing overflows, from {_range(one.harmless)}."
-            if one.harmless
+            f"Less than 0.1% of all is lost, and nothing overflows, from {_range(advice.harmless)}."
+            if advice.harmless
             else "Every scale loses 0.1% or more of all: the gradients span more than float16 does."
         )
     if found.policy == "mixed_float16" and found.narrow:
@@ -63,10 +63,10 @@ def recommendation(found: Examined) -> list[str]:
 def totals(found: Examined) -> Rows:
     rows = [["gradients of", "scale", "flushed < 2^-25", "subnormal < 2^-14", "above 65504", "headroom"]]
     for kind, name in (("weight", "weights"), ("activation", "activations"), ("wire", "weights, summed over replicas")):
-        chosen = [one for one in found.narrow if one.kind == kind]
+        chosen = [gradient for gradient in found.narrow if gradient.kind == kind]
         for k in found.errors if chosen else ():
             shares = float16_losses.pooled(chosen, k)
-            left = float16_losses.headroom(max(one.maximum for one in chosen), k)
+            left = float16_losses.headroom(max(gradient.maximum for gradient in chosen), k)
             rows.append([name, power(k), *(share(value) for value in shares), f"{left:.1f} bits"])
     return rows
 
@@ -78,29 +78,33 @@ def worst(found: Examined, count: int) -> Rows:
     at_scales = [f"{what} at {power(k)}" for k in scales for what in ("lost", "subnormal")]
     rows = [["layer or weight", "gradient of", *at_scales, "largest", "headroom"]]
     gradients = [
-        (one, [value for k in scales for value in _lost(one, k)]) for one in found.narrow if one.kind != "wire"
+        (gradient, [value for k in scales for value in _lost(gradient, k)])
+        for gradient in found.narrow
+        if gradient.kind != "wire"
     ]
-    for one, lost in sorted(gradients, key=lambda row: row[1][:2], reverse=True)[:count]:
-        left = float16_losses.headroom(one.maximum, found.loss_scale_log2)
-        rows.append([one.path, one.kind, *map(share, lost), f"{one.maximum:.1e}", f"{left:.1f} bits"])
+    for gradient, lost in sorted(gradients, key=lambda row: row[1][:2], reverse=True)[:count]:
+        left = float16_losses.headroom(gradient.maximum, found.loss_scale_log2)
+        rows.append([gradient.path, gradient.kind, *map(share, lost), f"{gradient.maximum:.1e}", f"{left:.1f} bits"])
     return rows
 
 
-def _lost(one: Gradient, scale_log2: int) -> tuple[float, float]:
-    shares = float16_losses.shares(one.counts, scale_log2, one.maximum)
+def _lost(gradient: Gradient, scale_log2: int) -> tuple[float, float]:
+    shares = float16_losses.shares(gradient.counts, scale_log2, gradient.maximum)
     return shares.lost, shares.subnormal
 
 
 def errors(found: Examined, count: int) -> Rows:
-    by_scale = {k: {one.path: one for one in rows if not one.is_rounding} for k, rows in found.errors.items()}
+    by_scale = {k: {error.path: error for error in rows if not error.is_rounding} for k, rows in found.errors.items()}
     now = by_scale[found.loss_scale_log2]
-    order = sorted(now.values(), key=lambda one: -one.relative if math.isfinite(one.relative) else -math.inf)[:count]
+    order = sorted(now.values(), key=lambda error: -error.relative if math.isfinite(error.relative) else -math.inf)[
+        :count
+    ]
     rows = [["weight", *(f"error at {power(k)}" for k in by_scale), *(f"cosine at {power(k)}" for k in by_scale)]]
-    for one in order:
-        same = [found_at[one.path] for found_at in by_scale.values()]
+    for error in order:
+        same = [found_at[error.path] for found_at in by_scale.values()]
         relative = (f"{each.relative:.1e}" if math.isfinite(each.relative) else "not finite" for each in same)
         cosines = (f"{each.cosine:.5f}" if math.isfinite(each.cosine) else "-" for each in same)
-        rows.append([one.path, *relative, *cosines])
+        rows.append([error.path, *relative, *cosines])
     return rows
 
 
@@ -109,12 +113,12 @@ def findings(found: Sequence[LintFinding], shown: int = 3) -> list[str]:
     if not found:
         return ["Lint: nothing found"]
     groups: dict[tuple[str, str, str], list[LintFinding]] = {}
-    for one in found:
-        groups.setdefault((one.level, one.rule, one.fix), []).append(one)
+    for finding in found:
+        groups.setdefault((finding.level, finding.rule, finding.fix), []).append(finding)
     lines = ["Lint"]
     for (level, rule, fix), group in groups.items():
         lines.append(f"  {level}: {rule}: {fix}")
-        lines += [f"    {': '.join(filter(None, (one.path, one.text)))}" for one in group[:shown]]
+        lines += [f"    {': '.join(filter(None, (finding.path, finding.text)))}" for finding in group[:shown]]
         if len(group) > shown:
             lines.append(f"    and {len(group) - shown} more, in precision.json")
     return lines
@@ -165,16 +169,16 @@ def as_json(found: Examined, plan: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _gradient(one: Gradient) -> dict[str, Any]:
-    known = [exponent for exponent in range(1, NON_FINITE_BIN) if one.counts[exponent]]
+def _gradient(gradient: Gradient) -> dict[str, Any]:
+    known = [exponent for exponent in range(1, NON_FINITE_BIN) if gradient.counts[exponent]]
     return {
-        "path": one.path,
-        "kind": one.kind,
-        "dtype": one.dtype,
-        "maxima": one.maxima.tolist(),
-        "headroom_bits": float16_losses.headroom(one.maximum),
-        "zeros": one.counts[0],
-        "not_finite": one.counts[NON_FINITE_BIN],
-        "counts_by_exponent": {str(place - BIAS): one.counts[place] for place in known},
-        "at_scale_1": float16_losses.shares(one.counts, 0, one.maximum)._asdict(),
+        "path": gradient.path,
+        "kind": gradient.kind,
+        "dtype": gradient.dtype,
+        "maxima": gradient.maxima.tolist(),
+        "headroom_bits": float16_losses.headroom(gradient.maximum),
+        "zeros": gradient.counts[0],
+        "not_finite": gradient.counts[NON_FINITE_BIN],
+        "counts_by_exponent": {str(place - BIAS): gradient.counts[place] for place in known},
+        "at_scale_1": float16_losses.shares(gradient.counts, 0, gradient.maximum)._asdict(),
     }

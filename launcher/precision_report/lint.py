@@ -67,7 +67,7 @@ def lint(built: Session, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> l
         *overrides(built.model, policy),
         *unseen(built.model, seen),
     ]
-    return sorted(found, key=lambda one: one.level != "warn")
+    return sorted(found, key=lambda finding: finding.level != "warn")
 
 
 def narrow_operations(graph: tf.compat.v1.GraphDef) -> Iterator[LintFinding]:

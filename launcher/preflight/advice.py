@@ -46,11 +46,15 @@ def _reductions(costs: Costs, bounds: Roofline, where: Target) -> Iterator[str]:
             f"{milliseconds(max(bounds.compute_seconds, bounds.hbm_seconds))}): fewer devices or more examples a "
             "replica would use them better"
         )
-    small = [one for one in costs.collectives if where.link_seconds(one) < where.latency_seconds(one)]
-    latency = sum(where.latency_seconds(one) for one in small)
+    small = [
+        collective
+        for collective in costs.collectives
+        if where.link_seconds(collective) < where.latency_seconds(collective)
+    ]
+    latency = sum(where.latency_seconds(collective) for collective in small)
     if latency > _WORTH * (bounds.estimated_seconds or bounds.step_seconds):
-        count = sum(one.times for one in small)
-        names = _first(_label(one, one.kind) for one in small)
+        count = sum(collective.times for collective in small)
+        names = _first(_label(collective, collective.kind) for collective in small)
         yield (
             f"{count} small collectives wait for the {where.link_name} about {milliseconds(latency / count)} each, "
             f"whatever their size, {milliseconds(latency)} a step: {names}; statistics that each "
@@ -63,7 +67,7 @@ def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[
     if policy == "float32":
         yield f"train.precision = {half!r} halves the memory of float32 activations ({why.removeprefix('auto: ')})"
         return
-    wide = [one for one in costs.matrix_ops if one.dtypes == ("f32", "f32")]
+    wide = [product for product in costs.matrix_ops if product.dtypes == ("f32", "f32")]
     if costs.flops and _flops(wide) > _WORTH * costs.flops:
         yield (
             f"{_flops(wide) / costs.flops:.0%} of the arithmetic multiplies float32 under {policy}: "
@@ -83,16 +87,17 @@ def _float32(costs: Costs, hbm: HbmUse, policy: str, where: Target) -> Iterator[
 
 def _of_program(costs: Costs) -> Iterator[str]:
     if costs.recomputed:
-        size = sum(shape.bytes for one in costs.recomputed for shape in one.shapes)
+        size = sum(shape.bytes for instruction in costs.recomputed for shape in instruction.shapes)
+        names = _first(_label(instruction, instruction.name) for instruction in costs.recomputed)
         yield (
             f"the compiler computes {len(costs.recomputed)} results ({bytes_text(size)}) a second time instead of "
-            f"keeping them, as memory is short: {_first(_label(one, one.name) for one in costs.recomputed)}"
+            f"keeping them, as memory is short: {names}"
         )
     if costs.host_transfers:
-        names = _first(str(one.source) or one.name for one in costs.host_transfers)
+        names = _first(str(instruction.source) or instruction.name for instruction in costs.host_transfers)
         yield f"the step waits for the host {len(costs.host_transfers)} times: {names}"
     if costs.dynamic:
-        names = _first(str(one.source) or one.name for one in costs.dynamic)
+        names = _first(str(instruction.source) or instruction.name for instruction in costs.dynamic)
         yield (
             f"{len(costs.dynamic)} results have shapes that are not known before the step runs: {names}; their largest "
             "size is computed and stored each time"
@@ -120,8 +125,12 @@ def padding(costs: Costs, hbm: HbmUse, chip: Chip) -> Iterator[str]:
     """Losses of a step to the tiles in which a TPU multiplies and keeps its arrays, a sentence each."""
     mxu, peak = chip.mxu, chip.device_peak_flops
     wasted = summed(
-        ((_label(one), one.contracted, one.columns, one.rows), 1, one.padded_flops(mxu) - one.flops)
-        for one in costs.matrix_ops
+        (
+            (_label(product), product.contracted, product.columns, product.rows),
+            1,
+            product.padded_flops(mxu) - product.flops,
+        )
+        for product in costs.matrix_ops
     )
     total = sum(waste for _, _, waste in wasted)
     if costs.flops and total >= _WORTH * costs.flops:
@@ -154,22 +163,25 @@ def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
     """
     reasons: dict[str, list[MatrixOp]] = {}
     odd = []
-    for one in costs.matrix_ops:
-        why = gpu_program.unit_of(one, card)[2]
+    for product in costs.matrix_ops:
+        why = gpu_program.unit_of(product, card)[2]
         if why:
-            reasons.setdefault(why, []).append(one)
-        elif _odd(one):
-            odd.append(one)
+            reasons.setdefault(why, []).append(product)
+        elif _odd(product):
+            odd.append(product)
     for why, ops in sorted(reasons.items(), key=lambda item: -_flops(item[1])):
         if _flops(ops) > _WORTH * costs.flops:
             yield (
                 f"{_flops(ops) / costs.flops:.0%} of the arithmetic runs on {gpu_program.CUDA_CORES} ({why}), "
                 f"{milliseconds(_flops(ops) / card.float32_flops.value)} at least instead of "
                 f"{milliseconds(_flops(ops) / card.tensor_flops.value)} on {gpu_program.TENSOR_CORES} in 16 bits: "
-                f"{_first(label for label, _ in summed((_label(one), one.flops) for one in ops))}"
+                f"{_first(label for label, _ in summed((_label(product), product.flops) for product in ops))}"
             )
     if _flops(odd) > _WORTH * costs.flops:
-        sized = ((f"{_label(one)} ({', '.join(map(str, dict.fromkeys(_odd(one))))})", one.flops) for one in odd)
+        sized = (
+            (f"{_label(product)} ({', '.join(map(str, dict.fromkeys(_odd(product))))})", product.flops)
+            for product in odd
+        )
         layers = _first(label for label, _ in summed(sized))
         yield (
             f"{_flops(odd) / costs.flops:.0%} of the arithmetic has sizes that are no multiples of 8 (float32: of 4), "
@@ -177,13 +189,13 @@ def tensor_cores(costs: Costs, card: Card) -> Iterator[str]:
         )
 
 
-def _odd(one: MatrixOp) -> list[int]:
-    unit = 8 if gpu_program.is_16_bit(one) else 4
-    return [size for size in one.sizes if size % unit]
+def _odd(product: MatrixOp) -> list[int]:
+    unit = 8 if gpu_program.is_16_bit(product) else 4
+    return [size for size in product.sizes if size % unit]
 
 
 def _flops(ops: Iterable[MatrixOp]) -> float:
-    return sum(one.flops for one in ops)
+    return sum(product.flops for product in ops)
 
 
 def _first(names: Iterable[str]) -> str:

@@ -181,8 +181,8 @@ def _buffer_rows(hbm: HbmUse, memory: str) -> list[list[str]]:
 
 def _roofline_lines(finding: SliceFinding, bounds: Roofline, costs: Costs) -> dict[str, str]:
     where, model = finding.case.where, finding.model
-    reduced = sum(one.bytes * one.times for one in costs.collectives)
-    collectives = plural(sum(one.times for one in costs.collectives), "collective")
+    reduced = sum(collective.bytes * collective.times for collective in costs.collectives)
+    collectives = plural(sum(collective.times for collective in costs.collectives), "collective")
     floors = {
         "compute": (bounds.compute_seconds, where.compute_words(costs)),
         where.memory_name: (bounds.hbm_seconds, f"{amount(costs.hbm_bytes)}B read and written a device"),
@@ -253,7 +253,10 @@ def _hours(hours: float) -> str:
 
 
 def _collective_rows(costs: Costs) -> list[list[str]]:
-    groups = summed(((one.kind, one.dtypes), one.times, one.times * one.bytes) for one in costs.collectives)
+    groups = summed(
+        ((collective.kind, collective.dtypes), collective.times, collective.times * collective.bytes)
+        for collective in costs.collectives
+    )
     rows = [["collective", "dtype", "a step", "bytes"]]
     for (kind, dtypes), times, size in groups:
         rows.append([kind, ", ".join(dtypes), str(times), bytes_text(size)])
@@ -262,14 +265,22 @@ def _collective_rows(costs: Costs) -> list[list[str]]:
 
 def _tried_rows(reported: CaseReport) -> list[list[str]]:
     rows = [["change", *_COMPILED], ["as it is", *_compiled(reported.finding)]]
-    for one in reported.tried:
-        rows.append([one.flag, *(_compiled(one.finding) if one.finding else [f"not applicable: {one.refused}"])])
+    for suggestion in reported.tried:
+        rows.append(
+            [
+                suggestion.flag,
+                *(_compiled(suggestion.finding) if suggestion.finding else [f"not applicable: {suggestion.refused}"]),
+            ]
+        )
     return rows
 
 
 def _batch_rows(largest: LargestBatch) -> list[list[str]]:
-    sizes = [(batch_size(one), one.plan.per_replica_batch_size, one) for one in largest.tried]
-    rows = [[f"{batch:,}", f"{part:,}", *_compiled(one)] for batch, part, one in sorted(sizes, key=lambda row: row[0])]
+    sizes = [(batch_size(finding), finding.plan.per_replica_batch_size, finding) for finding in largest.tried]
+    rows = [
+        [f"{batch:,}", f"{part:,}", *_compiled(finding)]
+        for batch, part, finding in sorted(sizes, key=lambda row: row[0])
+    ]
     return [["global batch", "a replica", *_COMPILED], *rows]
 
 
@@ -338,7 +349,7 @@ def as_json(reported: CaseReport) -> dict[str, Any]:
 
 
 def _outcome(finding: SliceFinding | None) -> dict[str, Any]:
-    """What came of a compilation; None of one that could not be begun."""
+    """Result, memory and time of a compilation; null of one that could not be begun."""
     hbm, bounds = finding and finding.hbm, finding and finding.roofline
     return {
         "verdict": finding and result(finding),
@@ -376,13 +387,13 @@ def _hbm_json(hbm: HbmUse) -> dict[str, Any]:
         "missing": hbm.excess,
         "buffers": [
             {
-                "kind": one.kind,
-                "name": one.name,
-                "bytes": one.bytes,
-                "padding_bytes": one.padding,
-                "shape": str(one.array) if one.array else None,
-                "from": one.where,
+                "kind": buffer.kind,
+                "name": buffer.name,
+                "bytes": buffer.bytes,
+                "padding_bytes": buffer.padding,
+                "shape": str(buffer.array) if buffer.array else None,
+                "from": buffer.where,
             }
-            for one in hbm.buffers
+            for buffer in hbm.buffers
         ],
     }

@@ -87,7 +87,7 @@ def estimate(
     bounds = {
         "compute": where.compute_seconds(costs),
         where.memory_name: where.memory_seconds(costs),
-        where.link_name: sum(where.link_seconds(one) for one in costs.collectives),
+        where.link_name: sum(where.link_seconds(collective) for collective in costs.collectives),
     }
     estimated = _estimated(costs, where)
     bound_by = max(bounds, key=lambda name: bounds[name])
@@ -123,13 +123,13 @@ def _estimated(costs: Costs, where: Target) -> dict[str, float]:
     return found
 
 
-def of_operation(one: Operation, where: Target) -> tuple[float, str]:
+def of_operation(operation: Operation, where: Target) -> tuple[float, str]:
     """Seconds that an operation takes in the cost model, without an estimate at least; and what it fills."""
-    roofs = {"compute": one.flops / where.peak_flops, where.memory_name: where.memory_seconds(one)}
-    if one.cycles is None and where.clock is not None:
-        roofs[VECTOR_UNIT] = one.exponentials * _EXPONENTIAL_CYCLES / 1024 / where.clock
+    roofs = {"compute": operation.flops / where.peak_flops, where.memory_name: where.memory_seconds(operation)}
+    if operation.cycles is None and where.clock is not None:
+        roofs[VECTOR_UNIT] = operation.exponentials * _EXPONENTIAL_CYCLES / 1024 / where.clock
     name = max(roofs, key=lambda name: roofs[name])
-    if one.cycles is None or where.clock is None:
+    if operation.cycles is None or where.clock is None:
         return roofs[name], name
-    seconds = one.cycles / where.clock
+    seconds = operation.cycles / where.clock
     return seconds, name if roofs[name] >= _FILLED * seconds else VECTOR_UNIT
