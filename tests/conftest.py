@@ -242,8 +242,17 @@ def fork_server() -> Iterator[forked.Server]:
     server.close()
 
 
+@pytest.fixture(scope="session")
+def supervisor_server() -> Iterator[forked.Server]:
+    server = forked.Server(forked.SUPERVISOR)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def start_launcher(tmp_path: Path, fork_server: forked.Server) -> Iterator[Callable[..., Started]]:
+def start_launcher(
+    tmp_path: Path, fork_server: forked.Server, supervisor_server: forked.Server
+) -> Iterator[Callable[..., Started]]:
     """start_launcher(*args, env=None, cwd=None, module="launcher.main", fresh=False): starts `python -m MODULE ARGS` in
     the test's temporary folder and returns it `Started`; fresh where how it imports TensorFlow is what is tested, else
     forked after the imports (forked.py). Whatever still runs at the test's end is killed with all its children."""
@@ -261,8 +270,9 @@ def start_launcher(tmp_path: Path, fork_server: forked.Server) -> Iterator[Calla
         out, err = logs / f"{len(started)}.out", logs / f"{len(started)}.err"
         changes, folder = env or {}, cwd or tmp_path
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            if forked.can_start(module, args, changes) and not fresh:
-                process = fork_server.start(module, args, folder, _environment(changes), stdout, stderr)
+            server = fork_server if forked.can_start(module, args, changes) else supervisor_server
+            if not fresh and (server is fork_server or forked.can_supervise(module, args, changes)):
+                process = server.start(module, args, folder, _environment(changes), stdout, stderr)
             else:
                 process = subprocess.Popen(
                     [sys.executable, "-m", module, *args],

@@ -26,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,14 +42,24 @@ _IMPORTED_AT_START = ("TF_", "XLA_", "KERAS_", "CUDA_", "PYTHON", "LD_", "OMP_")
 def can_start(module: str, args: Sequence[str], changes: Mapping[str, str | None]) -> bool:
     """Whether a fork does what a fresh process would: what counts while TensorFlow is imported is as it is here."""
     early = _early(changes)
-    ours = early.pop("PYTHONPATH", PYTHONPATH) == PYTHONPATH
+    ours = f"{early.pop('PYTHONPATH', PYTHONPATH)}{os.pathsep}".startswith(f"{PYTHONPATH}{os.pathsep}")
     # Of launchers, the supervisor of fake workers imports no TensorFlow; of modules of tests, each does.
     uses = "--worker_module=fake_worker" not in args if module in _START_OTHERS else not module.startswith("launcher.")
     return sys.platform == "linux" and uses and ours and not early
 
 
+SUPERVISOR = "launcher.launch"
+
+
+def can_supervise(module: str, args: Sequence[str], changes: Mapping[str, str | None]) -> bool:
+    """Whether it is the supervisor of fake workers, of which no variable is read before a fork."""
+    early = {name: value for name, value in _early(changes).items() if not name.startswith("CUDA_")}
+    fakes = module == SUPERVISOR and "--worker_module=fake_worker" in args
+    return sys.platform == "linux" and fakes and early in ({}, {"PYTHONPATH": PYTHONPATH})
+
+
 class Forked:
-    """A process, with what `subprocess.Popen` calls pid, returncode, poll and wait."""
+    """A process, with what `subprocess.Popen` calls pid, returncode, poll, wait, send_signal and kill."""
 
     def __init__(self, pid: int, status: socket.socket):
         self.pid, self.returncode = pid, None
@@ -76,6 +87,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class Server:
@@ -230,16 +244,16 @@ def _serve(control: socket.socket) -> tuple[dict, list[int]] | None:
 # ------------------------------------------------------------------------------------------------------- the nurseries
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_IMPORT_TENSORFLOW = (
-    "launcher.main", "launcher.verify.worker", "launcher.run.memory_trial", "launcher.doctor.tensorflow_child",
+_START_OTHERS = ("launcher.main", "launcher.launch")
+_IMPORT_TENSORFLOW = (  # or start what does
+    *_START_OTHERS, "launcher.verify.worker", "launcher.run.memory_trial", "launcher.doctor.tensorflow_child",
     "launcher.doctor.collective",
 )  # fmt: skip
-_START_OTHERS = ("launcher.main", "launcher.launch")
 
 
 def _with_nursery(wanted: dict, streams: Sequence[int]) -> tuple[dict, Sequence[int], socket.socket | None]:
     """Forks a nursery, where one may be needed; returns here and in each process that it forks, with what to run."""
-    while wanted["module"] in _START_OTHERS:
+    while wanted["module"] in _START_OTHERS and "tensorflow" in sys.modules:
         parent = os.getpid()
         nursery, control = socket.socketpair()
         if os.fork():
@@ -322,11 +336,14 @@ def _born(nursery: socket.socket, argv: Sequence[str], environ: Mapping[str, str
             stdin, source = os.fdopen(own, "wb", 0), given(source)
         else:
             source = given(os.open(os.devnull, os.O_RDONLY))
-        if options["stdout"] == subprocess.PIPE:
+        output, errors = options["stdout"], None
+        if output == subprocess.PIPE:
             own, target = os.pipe()
             stdout, target = os.fdopen(own, "rb", 0), given(target)
+        elif output is None:
+            target, errors = 1, 2
         else:
-            target = options["stdout"].fileno()
+            target = output.fileno()
         wanted = {
             "module": argv[2],
             "args": argv[3:],
@@ -336,7 +353,7 @@ def _born(nursery: socket.socket, argv: Sequence[str], environ: Mapping[str, str
             "dies_with_parent": "preexec_fn" in options,
         }
         content = json.dumps(wanted).encode()
-        socket.send_fds(nursery, [len(content).to_bytes(4, "big")], [source, target, target])
+        socket.send_fds(nursery, [len(content).to_bytes(4, "big")], [source, target, errors or target])
         nursery.sendall(content)
         return Child(int.from_bytes(_exactly(nursery, 9)[:8], "big"), stdin, stdout)
 
@@ -383,8 +400,14 @@ def _become(wanted: dict, streams: Sequence[int]) -> None:
     os.chdir(wanted["cwd"])
     sys.path[:] = [wanted["cwd"], *wanted["environ"]["PYTHONPATH"].split(os.pathsep), *sys.path]
     sys.argv = [wanted["module"], *wanted["args"]]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    tempfile.tempdir = None
     random.seed()
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    sys.modules.pop(wanted["module"], None)
+    if wanted["module"] in _START_OTHERS:
+        signal.signal(signal.SIGTERM, sys.modules["launcher"].leave)
     if "parent" in wanted:
         if wanted["dies_with_parent"]:
             sys.modules["launcher.machine.child_process"].signal_at_parents_end(signal.SIGKILL)
