@@ -20,17 +20,13 @@ def summary_line(finished):
     return [line for line in finished.stdout.splitlines() if line.startswith("[launcher] job ")][-1]
 
 
-def test_a_job_that_nothing_disturbs_is_done_in_one_attempt(run_job):
+def test_a_job_that_nothing_disturbs_is_done_in_one_attempt_with_its_output_on_the_console_and_in_logs(run_job):
     job, finished = run_job("--gin_param", "train.steps = 4", workers=3)
     assert finished.returncode == 0, finished.stdout
     assert summary_line(finished) == "[launcher] job done: 1 attempt(s), 0 restart(s), exit code 0"
     assert finished.stderr == ""
     assert not (job.model_dir / "error.json").exists()
-
-
-def test_output_goes_to_the_console_with_a_prefix_and_to_a_log_of_each_worker(run_job):
-    job, finished = run_job("--gin_param", "train.steps = 4")
-    for rank in (0, 1):
+    for rank in range(3):
         log = job.log(1, rank).splitlines()
         assert log[0].startswith("training from step 0, --gin_file=fake.gin --gin_param train.steps = 4 --model_dir=")
         assert [line for line in finished.stdout.splitlines() if line.startswith(f"[worker {rank}] ")] == [
@@ -39,11 +35,15 @@ def test_output_goes_to_the_console_with_a_prefix_and_to_a_log_of_each_worker(ru
 
 
 @pytest.mark.parametrize("code", repeated_but([70], [64, 70]))
-def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code(run_job, code):
-    _, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
+def test_an_error_that_a_retry_will_not_help_ends_the_job_with_its_code_and_a_summary(run_job, code):
+    job, finished = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=code)])
     assert finished.returncode == code
     assert summary_line(finished).endswith(f"1 attempt(s), 0 restart(s), exit code {code}")
     assert f"worker 1 ended with exit code {code}: TheirError: no such thing" in finished.stderr
+    if code == 70:  # its chief could not say so
+        summary = json.loads((job.model_dir / "summary.json").read_text())
+        assert (summary["status"], summary["exit_code"], summary["step"]) == ("failed", 70, 2)
+        assert "worker 1" in summary["error"] and "TheirError: no such thing" in summary["error"]
 
 
 def test_the_report_of_an_error_that_says_what_to_do_has_no_traceback(run_job):
@@ -188,13 +188,6 @@ def test_an_outage_is_waited_for_although_the_restarts_are_used_up(run_job, laun
     assert finished.returncode == 75 and job.attempts() == ["attempt_1"]
 
 
-def test_a_failed_job_whose_chief_could_not_say_so_has_a_summary(run_job):
-    job, _ = run_job(faults=[fault("raise_error", kind="TheirError", message="no such thing", code=70)])
-    summary = json.loads((job.model_dir / "summary.json").read_text())
-    assert (summary["status"], summary["exit_code"], summary["step"]) == ("failed", 70, 2)
-    assert "worker 1" in summary["error"] and "TheirError: no such thing" in summary["error"]
-
-
 def test_a_preempted_job_is_not_restarted(run_job):
     job, finished = run_job(faults=[fault("leave", rank=rank, code=42) for rank in (0, 1)])
     assert finished.returncode == 42
@@ -260,13 +253,9 @@ def test_without_checkpoints_the_step_that_workers_reach_is_progress(run_job):
     assert len(job.attempts()) == 3
 
 
-def test_no_restart_when_none_is_allowed(run_job):
-    job, finished = run_job("--max_restarts=0", faults=[fault("leave", code=1)])
+def test_without_a_restart_where_none_is_allowed_the_same_command_again_keeps_the_earlier_logs(run_job):
+    job, finished = run_job("--max_restarts=0", faults=[fault("leave", code=1)], checkpoint=True)
     assert finished.returncode == 75 and job.attempts() == ["attempt_1"]
-
-
-def test_the_same_command_again_keeps_the_earlier_logs(run_job):
-    job, _ = run_job("--max_restarts=0", faults=[fault("leave", code=1)], checkpoint=True)
     before = job.log(1, 0)
     job, finished = run_job(checkpoint=True)
     assert finished.returncode == 0

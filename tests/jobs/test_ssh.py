@@ -198,7 +198,7 @@ def test_workers_that_save_on_a_signal_end_the_job_with_42(launch_on, tmp_path):
     assert_nothing_left(job, tmp_path)
 
 
-@by_each
+@by_ssh
 def test_nothing_survives_on_any_host_when_the_supervisor_is_killed(launch_on, eventually, tmp_path):
     children = [fault("start_children", rank=rank, step=1) for rank in (0, 1)]
     job, _ = launch_on([A, B], faults=[*children, *hanging(2)])
