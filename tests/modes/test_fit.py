@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from oracle import eager
 
 import launcher
 from launcher.errors import UsageError
@@ -98,7 +99,7 @@ CASES = {
 def of_keras(build, data, **arguments):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    model = build()
+    model = eager(build())
     x, y, *weight = data
     validation = tuple(keras.tree.map_structure(lambda array: array[:24], part) for part in data)
     arguments.setdefault("epochs", 3)

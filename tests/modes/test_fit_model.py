@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cases import repeated_but
+from oracle import eager
 from own_steps import GAN, NOISE, VAE, X
 
 import launcher
@@ -56,7 +57,7 @@ def assert_same(ours, keras_own):
 def test_a_model_goes_on_from_call_to_call_as_with_keras(replicas, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = {"validation_data": HELD_OUT, "batch_size": 10, "shuffle": False, "verbose": 0}
-    mine, other = classifier(), classifier()
+    mine, other = classifier(), eager(classifier())
     for _ in range(2):
         history = launcher.fit(mine, X, LABEL, replicas=replicas, **arguments)
         assert history.model is mine
@@ -69,7 +70,7 @@ def test_a_model_goes_on_from_call_to_call_as_with_keras(replicas, tmp_path, mon
 
 def test_data_by_keras_names_is_taken(tmp_path):
     arguments = {"x": X, "y": LABEL, "sample_weight": WEIGHT, "validation_data": list(HELD_OUT), "shuffle": False}
-    mine, other = classifier(), classifier()
+    mine, other = classifier(), eager(classifier())
     history = launcher.fit(mine, **arguments, verbose=0, model_dir=str(tmp_path / "model"))
     assert_same(history, other.fit(**arguments, verbose=0))
     by_position = {name: value for name, value in arguments.items() if name not in ("x", "y")}
@@ -85,7 +86,7 @@ def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
-    mine, other = gan(), gan()
+    mine, other = gan(), eager(gan())
     for number in range(2):
         launcher.fit(mine, data, model_dir=str(tmp_path / str(number)), replicas=2)
         other.fit(data, verbose=0)
@@ -108,7 +109,7 @@ def test_a_message_names_the_line_of_the_call(tmp_path):
 def test_a_model_made_under_a_strategy_is_trained_on_it(is_within, tmp_path):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
     arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    other = plain()
+    other = eager(plain())
     with strategy.scope():
         mine = plain()
     with strategy.scope() if is_within else contextlib.nullcontext():
@@ -123,7 +124,7 @@ def test_a_model_made_under_a_strategy_is_trained_on_another_with_the_metrics_it
         mine = plain(keras.metrics.SparseCategoricalAccuracy())
     arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
     history = launcher.fit(mine, X, LABEL, **arguments, strategy="one_device", model_dir=str(tmp_path))
-    assert_same(history, plain(keras.metrics.SparseCategoricalAccuracy()).fit(X, LABEL, **arguments))
+    assert_same(history, eager(plain(keras.metrics.SparseCategoricalAccuracy())).fit(X, LABEL, **arguments))
 
 
 def test_a_scope_that_is_not_fits_own_is_one_message(tmp_path):
@@ -157,7 +158,7 @@ def comparing():
 def test_a_short_batch_is_of_its_examples_alone_on_one_replica(build, tmp_path):
     arguments = {"shuffle": False, "verbose": 0, "validation_data": HELD_OUT}  # 61 and 20 examples, 32 a batch
     history = launcher.fit(build(), X, LABEL, **arguments, model_dir=str(tmp_path))
-    assert_same(history, build().fit(X, LABEL, **arguments))
+    assert_same(history, eager(build()).fit(X, LABEL, **arguments))
 
 
 def sure():
@@ -196,7 +197,7 @@ def by_a_layer():
 def test_a_loss_is_that_of_keras(build, data, replicas, tmp_path):
     arguments = {"shuffle": False, "verbose": 0, "batch_size": 16}
     history = launcher.fit(build(), *data, **arguments, replicas=replicas, model_dir=str(tmp_path))
-    keras_own = build().fit(*data, **arguments)
+    keras_own = eager(build()).fit(*data, **arguments)
     assert build is not sure or keras_own.history["loss"][0] > 17
     assert_same(history, keras_own)
 
@@ -214,7 +215,7 @@ def test_a_model_that_takes_neither_zeros_nor_one_example_is_tried_with_the_data
     data = (5 + LABEL[:48, None], LABEL[:48].astype(np.float32))
     arguments = {"shuffle": False, "verbose": 0, "batch_size": 8}
     history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
-    assert_same(history, build().fit(*data, **arguments))
+    assert_same(history, eager(build()).fit(*data, **arguments))
 
 
 class Counted(keras.Model):
@@ -246,7 +247,7 @@ def test_a_step_of_fewer_examples_than_a_batch_is_not_taken_for_one_of_means(tmp
 
     data = (np.tile(LABEL[:8, None], (1, 5)), LABEL[:8].astype(np.float32))  # of a batch of 32
     history = launcher.fit(build(), *data, shuffle=False, model_dir=str(tmp_path))
-    assert_same(history, build().fit(*data, shuffle=False, verbose=0))
+    assert_same(history, eager(build()).fit(*data, shuffle=False, verbose=0))
 
 
 @pytest.mark.parametrize("is_known", repeated_but([False], [True, False]))
@@ -287,7 +288,7 @@ def test_a_model_that_is_built_by_fit_begins_with_the_weights_of_keras(tmp_path)
 
     data, arguments = (X[:48].reshape(48, 4, 4), X[:48, 0]), {"shuffle": False, "verbose": 0}
     history = launcher.fit(build(), *data, **arguments, model_dir=str(tmp_path))
-    assert_same(history, build().fit(*data, **arguments))
+    assert_same(history, eager(build()).fit(*data, **arguments))
 
 
 def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
@@ -298,7 +299,7 @@ def test_a_model_with_steps_of_its_own_is_evaluated_afterwards(tmp_path):
         return model
 
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
-    mine, other = plain(), plain()
+    mine, other = plain(), eager(plain())
     launcher.fit(mine, data, model_dir=str(tmp_path))
     other.fit(data, verbose=0)
     # Keras cannot tell the shapes of a model without a call, and does not ask where there is no strategy.

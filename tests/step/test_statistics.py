@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from keras import layers, ops
+from oracle import eager
 
 import launcher
 from launcher.errors import UsageError
@@ -172,7 +173,7 @@ def of_launcher(build, data, folder, replicas=2, **settings):
 )
 def test_states_are_those_of_one_device(name, settings, tmp_path):
     build, (x, y) = CASES[name]
-    model = seeded(build)
+    model = eager(seeded(build))
     model.fit(x, y, batch_size=settings.get("batch_size", 8), epochs=2, shuffle=False, verbose=0)
     expected = weights_of(model)
     found = weights_of(of_launcher(build, (x, y), tmp_path, **settings))
@@ -194,7 +195,7 @@ def test_a_state_that_parts_of_a_batch_cannot_share_is_refused_by_name(build, da
 
 
 def test_a_stateful_layer_goes_on_from_the_batch_before_also_after_a_restart(tmp_path):
-    model = seeded(recurrent)
+    model = eager(seeded(recurrent))
     model.fit(*SEQUENCES, batch_size=8, epochs=2, shuffle=False, verbose=0)
     for epochs in (1, 2):
         found = of_launcher(recurrent, SEQUENCES, tmp_path, replicas=1, epochs=epochs)
@@ -214,7 +215,7 @@ def test_an_input_that_is_optional_may_be_none(tmp_path):
         model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[keras.metrics.R2Score()])
         return model
 
-    model = seeded(build)
+    model = eager(seeded(build))
     model.fit([None, X], Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     found = of_launcher(build, ([None, X], Y), tmp_path, epochs=1)
     for one, other in zip(model.get_weights(), found.get_weights(), strict=True):

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from keras import layers, ops
+from oracle import eager
 
 import launcher
 from launcher.errors import TrainingError, UsageError
@@ -205,7 +206,7 @@ def of_keras(build, train, validation, **arguments):
     keras.utils.set_random_seed(0)
     x, y, *weight = train
     settings = {"validation_data": validation, "epochs": 2, "batch_size": 16, "shuffle": False, "verbose": 0}
-    return build().fit(x, y, sample_weight=weight[0] if weight else None, **settings | arguments).history
+    return eager(build()).fit(x, y, sample_weight=weight[0] if weight else None, **settings | arguments).history
 
 
 def strategy_of(replicas):

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from cases import repeated_but
 from keras import layers
+from oracle import eager
 from own_steps import (
     CASES,
     EVEN,
@@ -43,7 +44,7 @@ def part_of(data, rows):
 def of_keras(build, data, epochs=2):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    model = build()
+    model = eager(build())
     x, y, weight = (*data, None, None)[:3]
     return model.fit(x, y, sample_weight=weight, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
 
@@ -101,7 +102,7 @@ SHORT = [("VAE, normalised", 49), ("GAN with a penalty", 61), ("distiller by han
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    repeated_but(SHORT, [*SHORT, *((name, 110 - rows) for name, rows in SHORT), ("metric learning", 49)]),
+    repeated_but(SHORT[:2], [*SHORT, *((name, 110 - rows) for name, rows in SHORT), ("metric learning", 49)]),
 )
 def test_a_short_last_batch_counts_its_examples(name, rows, tmp_path):
     build, data = CASES[name]
@@ -217,7 +218,8 @@ def test_it_goes_on_to_the_same_bits(name, tmp_path):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
+@pytest.mark.parametrize("replicas", [(2,), pytest.param((1, 2), marks=pytest.mark.nightly)])
+def test_in_float16_the_loss_scale_stands_where_gradients_begin(replicas, tmp_path):
     def build():
         model = vae(lambda: keras.optimizers.Adam(1e-2))
         losses_of = model.losses_of
@@ -229,8 +231,8 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(tmp_path):
     in_float32 = of_launcher(build, data, tmp_path / "32")
     unscaled = {"precision": "mixed_float16", "loss_scale": "none"}
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24)}
-    one, two = (of_launcher(build, data, tmp_path / str(count), count, **settings) for count in (1, 2))
-    assert furthest(one, two) < 1e-4
+    *others, two = (of_launcher(build, data, tmp_path / str(count), count, **settings) for count in replicas)
+    assert all(furthest(one, two) < 1e-4 for one in others)
     assert (
         furthest(two, in_float32) < 1e-3 < furthest(of_launcher(build, data, tmp_path / "no", **unscaled), in_float32)
     )
@@ -274,7 +276,7 @@ def test_validation_is_by_the_test_step_of_its_own(tmp_path):
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     data, held_out = part_of(PAIRS, EVEN), part_of(PAIRS, slice(20, 41))
-    expected = vae().fit(*data, validation_data=held_out, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    expected = eager(vae()).fit(*data, validation_data=held_out, batch_size=16, epochs=2, shuffle=False, verbose=0)
     found = launcher.fit(
         vae, data, held_out, epochs=2, batch_size=16, shuffle=False, model_dir=str(tmp_path), strategy=strategy_of(2)
     )
@@ -367,19 +369,28 @@ launcher.fit(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), epochs=8, b
 """
 
 
+KILLED = ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10", "--drill_reference=two"]
+
+
+# That a killed worker changes no bit, test_standby.py has; that such a step goes on to the same, the tests above.
 @pytest.mark.heavy
-def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path):
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(is_killed, run_launcher, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     for folder, command in {
         "one": ["--model_dir=one"],
         "two": ["--workers=2", "--model_dir=two"],
-        "killed": ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10", "--drill_reference=two"],
+        **({"killed": KILLED} if is_killed else {}),
     }.items():
         module = "launcher.main" if folder == "one" else "launcher.launch"
         done = run_launcher("--gin_file=program.py", *command, module=module, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-    one, two, killed = (snapshot(tmp_path / folder) for folder in ("one", "two", "killed"))
-    assert json.loads((tmp_path / "killed" / "drill.json").read_text())["passed"]
-    for name in [name for name in one if name.startswith(("model/", "optimizer/"))]:
+    one, two = snapshot(tmp_path / "one"), snapshot(tmp_path / "two")
+    names = [name for name in one if name.startswith(("model/", "optimizer/"))]
+    for name in names:
         np.testing.assert_allclose(two[name], one[name], atol=1e-6, err_msg=name)
-        np.testing.assert_array_equal(killed[name], two[name], err_msg=name)
+    if is_killed:
+        assert json.loads((tmp_path / "killed" / "drill.json").read_text())["passed"]
+        killed = snapshot(tmp_path / "killed")
+        for name in names:
+            np.testing.assert_array_equal(killed[name], two[name], err_msg=name)
