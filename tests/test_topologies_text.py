@@ -65,6 +65,7 @@ def assert_same_run(found, expected):
 
 
 # Of language modelling, test_text_models_training.py has topologies.
+@pytest.mark.nightly  # test_text_models_training.py has topologies, test_loss_chunks.py pieces
 @pytest.mark.parametrize("recipe", repeated_but(["translation"], RECIPES), indirect=True, scope="module")
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "pieces"),

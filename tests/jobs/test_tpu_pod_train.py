@@ -217,7 +217,7 @@ def test_with_jax_a_host_that_is_killed_is_named_and_all_come_back(tpu):
 
 
 @pytest.mark.heavy
-@pytest.mark.nightly  # test_tpu_vm_slice.py has two hosts that train
+@pytest.mark.nightly  # test_skypilot.py has two nodes, test_pjrt_engine.py two processes of JAX
 def test_two_hosts_train_one_model_by_jax(tpu):
     slice_ = tpu()
     slice_.node(JAX_SLICE)

@@ -91,8 +91,7 @@ def test_both_forms_of_attention_train_the_same_weights(kind):
     assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
 
 
-# Of a transformer, test_topologies_text.py compares whole runs.
-@pytest.mark.parametrize("kind", repeated_but(["language_model"], ["transformer", "language_model", "lstm"]))
+@pytest.mark.parametrize("kind", ["transformer", "language_model", pytest.param("lstm", marks=pytest.mark.nightly)])
 def test_topologies_train_the_same_weights(kind):
     assert_near(trained(kind, 2, 2, model={"dropout": 0.0})[0], trained_plainly(kind)[0], 1e-5)
 
@@ -143,7 +142,7 @@ RECOMPUTED = [
 ]
 
 
-@pytest.mark.nightly  # test_topologies_text.py recomputes, too
+@pytest.mark.nightly  # test_rematerialize.py recomputes, too
 @pytest.mark.parametrize(("kind", "topology", "attention"), repeated_but([RECOMPUTED[1]], RECOMPUTED))
 def test_recomputed_blocks_train_the_same_weights_with_the_same_dropout(kind, topology, attention):
     recomputed, made = trained(kind, *topology, model=DROPOUT, rematerialize=True, attention=attention)

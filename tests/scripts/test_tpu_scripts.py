@@ -168,7 +168,11 @@ def test_create_refuses_a_mistake_before_it_asks_anybody(run, gcloud, arguments,
     ("flags", "said"),
     [
         (["--gin_file=resnet_tpy.gin"], "gin file 'resnet_tpy.gin' not found"),
-        ([*JOB[2:], "--gin_param=train.stepz = 3"], "no parameter 'stepz' to bind; did you mean 'steps'?"),
+        pytest.param(
+            [*JOB[2:], "--gin_param=train.stepz = 3"],
+            "no parameter 'stepz' to bind; did you mean 'steps'?",
+            marks=pytest.mark.nightly,
+        ),
         ([*JOB[2:], "--replica=8"], "unknown flag --replica; did you mean 'replicas'?"),
         (["--gin_file=/mnt/disks/mine.gin"], ""),
     ],

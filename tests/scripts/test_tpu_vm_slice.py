@@ -78,6 +78,7 @@ chmod +x "$VENV/bin/python"
 """
 
 
+@pytest.mark.nightly  # test_skypilot.py has two nodes, test_pjrt_engine.py two processes of JAX
 @pytest.mark.heavy
 def test_two_hosts_train_one_model_by_jax(tmp_path, free_ports):
     hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))

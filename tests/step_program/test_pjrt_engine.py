@@ -14,7 +14,6 @@ import pytest
 import text_run
 from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
-from running import is_running
 
 from launcher.checkpoints import CheckpointStore
 
@@ -176,7 +175,7 @@ def test_devices_evaluate_and_decode_as_tensorflow_does(run_launcher, tmp_path, 
         on, module = ((), "launcher.main") if number == 1 else ((f"--workers={number}",), "launcher.launch")
         compiled = tmp_path / f"compiled_{number}"
         env = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        how = {"module": module, "env": env, "fresh": True}
+        how = {"module": module, "env": env}
         shard = () if which == "resnet_cpu.gin" else ("--gin_param=train.shard = 'all'",)
         done = run_launcher(*given, "--mode=eval", PJRT, f"--replicas={2 // number}", *on, *shard, **how)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -269,36 +268,25 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(start_launcher, r
 @pytest.mark.parametrize(
     "more", [pytest.param((), marks=pytest.mark.nightly), ("train.shard = 'all'", "mlp.units = 64")]
 )
-def test_two_processes_train_as_one_and_come_back_when_one_is_killed(start_launcher, run_launcher, tmp_path, more):
+def test_two_processes_train_as_one_and_come_back_when_one_is_killed(run_launcher, tmp_path, more):
     together, undisturbed, killed = (tmp_path / name for name in ("together", "undisturbed", "killed"))
     given = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", "train.epochs = None", *EVERYTHING, *more)
-    assert run_launcher(*flags(together, 60, *given, "train.shard = 'none'"), PJRT, "--replicas=4").returncode == 0
-    job_flags = ("--workers=2", PJRT, "--replicas=2")
-    in_job = {"module": "launcher.launch", "fresh": True}  # whose workers are found by their environment
-    job = start_launcher(*flags(killed, 60, *given), *job_flags, **in_job)
-    store = CheckpointStore(str(killed / "checkpoints"))
-    job.wait_until(lambda: len(store.steps()) >= 2, 120)
-    victim = worker_of(job.process.pid, 1)
-    victim.kill()
-    done = job.wait(180)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert run_launcher(*flags(together, 24, *given, "train.shard = 'none'"), PJRT, "--replicas=4").returncode == 0
+    drill = ("--drill=kill", "--drill_worker=1", "--drill_step=12", f"--drill_reference={undisturbed}")
+    for folder, also in ((undisturbed, ()), (killed, drill)):
+        job_flags = (*flags(folder, 24, *given), "--workers=2", PJRT, "--replicas=2", *also)
+        done = run_launcher(*job_flags, module="launcher.launch")
+        assert done.returncode == 0, done.stdout + done.stderr
     assert "worker 1 was killed by SIGKILL" in done.stdout + done.stderr
     assert "restarting all workers" in done.stdout + done.stderr
-    assert not is_running(victim.pid)
-    assert run_launcher(*flags(undisturbed, 60, *given), *job_flags, **in_job).returncode == 0
+    record = json.loads((killed / "drill.json").read_text())
+    assert (record["passed"], record["orphans"]) == (True, 0)
     np.testing.assert_allclose(logged(undisturbed), logged(together), rtol=1e-5)
     assert logged(killed) == logged(undisturbed)
     assert_same_bits(killed, undisturbed)
+    store = CheckpointStore(str(killed / "checkpoints"))
     files = list((killed / "checkpoints" / f"step_{store.latest():08d}").glob("state.data-*"))
     assert len(files) == (2 if more else 1), "each worker writes its own parts"
-
-
-def worker_of(supervisor: int, rank: int):
-    for process in psutil.Process(supervisor).children(recursive=True):
-        config = json.loads(process.environ().get("TF_CONFIG", "{}"))
-        if config.get("task", {}).get("index") == rank:
-            return process
-    raise AssertionError(f"no worker {rank} under {supervisor}")
 
 
 @pytest.mark.heavy

@@ -80,6 +80,7 @@ def test_a_transformer_on_a_pod_trains_to_the_weights_of_the_trainer(
     assert_same_training(pod, language_model_on_one_replica)
 
 
+@pytest.mark.nightly  # test_pjrt_engine.py runs such a step at the front door
 def test_averages_of_weights_and_factored_moments_move_as_in_the_trainer(text_folder, run_launcher, tmp_path):
     adafactor = ("train.optimizer = @adafactor", "adafactor.learning_rate = 1e-2", "train.ema_decay = 0.9")
     recipe, params = language_model(text_folder, *adafactor)
