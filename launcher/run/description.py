@@ -19,7 +19,7 @@ from launcher.run import layer_lint, layer_settings
 from launcher.run.plan import RunPlan
 from launcher.run.session import with_loss_scale
 from launcher.step import freezing, layer_policies, reduce_error
-from launcher.step.moving_statistics import is_moving
+from launcher.step.statistics import is_moving
 
 _GIT = "git describe --always --dirty --abbrev=40 --exclude='*' && git diff HEAD --no-ext-diff"
 _DIFF_CHARACTERS = 200_000

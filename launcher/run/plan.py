@@ -19,7 +19,7 @@ from launcher.run.recipe import Recipe
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import gradients, precision, reduce_error
 from launcher.step.layers import group_size, layers_of
-from launcher.step.moving_statistics import seed_states
+from launcher.step.statistics import seed_states
 from launcher.tasks.cross_entropy import LossChunks
 
 _MACOS = (

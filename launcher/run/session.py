@@ -24,7 +24,7 @@ from launcher.run.plan import RunPlan, finer_shares
 from launcher.run.recipe import Recipe
 from launcher.runtime import Runtime, initial_values
 from launcher.runtime.tensorflow import TfRuntime
-from launcher.step import freezing, layer_policies, moving_statistics, precision, statistics
+from launcher.step import freezing, layer_policies, precision, statistics
 from launcher.step.clipping import Clipping
 from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
@@ -89,7 +89,7 @@ def build_on(runtime: Runtime, plan: RunPlan) -> Session:
     plan = finer_shares(plan, model, assigns, notes.append)
     layer_settings.check_batch_norm(model, plan)
     if runtime.traits.one_copy:
-        _check_one_copy(plan, [*assigns, *moving_statistics.seed_states(model)])
+        _check_one_copy(plan, [*assigns, *statistics.seed_states(model)])
     of_batches = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and not runtime.traits.compiles
     place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
@@ -138,11 +138,11 @@ def with_loss_scale(plan: RunPlan, model: keras.Model) -> RunPlan:
 
 
 def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
-    """Variables that a microbatch of the plan assigns besides trained weights; see `moving_statistics.assigned`."""
+    """Variables that a microbatch of the plan assigns besides trained weights; see `statistics.assigned`."""
 
     if (assigns := plan.recipe.task.step_assigns) is not None:
         ids = {id(variable) for variable in assigns}
-        return [variable for variable in moving_statistics.candidates(model) if id(variable) in ids]
+        return [variable for variable in statistics.candidates(model) if id(variable) in ids]
 
     def spec() -> batch_spec.BatchSpec:
         size, replicas = plan.recipe.global_batch_size, plan.strategy.num_replicas
@@ -155,7 +155,7 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
         whole = batch_spec.of_one_replica(plan.data, shard)
         return {key: tf.TensorSpec([plan.microbatch_size, *part.shape[1:]], part.dtype) for key, part in whole.items()}
 
-    return moving_statistics.assigned(plan.recipe.task, model, spec)
+    return statistics.assigned(plan.recipe.task, model, spec)
 
 
 def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Variable]) -> list[Statistic]:

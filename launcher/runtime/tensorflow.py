@@ -63,10 +63,6 @@ class TfRuntime:
 
         return self.in_order(run) if in_order else tf.function(run, autograph=False)
 
-    def on_copies(self, function: Callable[[], None]) -> Any:
-        """A `tf.function` that changes every copy of variables alike, in replica context."""
-        return tf.function(function, autograph=False) if self.traits.one_copy else self.on_replicas(function)
-
     def in_order(self, function: Callable[..., Any]) -> Any:
         """A `tf.function` with one order of sums."""
         if self.traits.compiles:  # sums have one anyway

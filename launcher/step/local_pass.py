@@ -18,8 +18,7 @@ from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
-from launcher.step.moving_statistics import seed_states
-from launcher.step.statistics import is_overwritten, moving, present
+from launcher.step.statistics import is_overwritten, moving, present, seed_states
 from launcher.step.step_config import StepConfig, StepParts
 from launcher.tasks import cross_entropy, dropout
 from launcher.tasks.base import loss_sums, real_rows

@@ -1,15 +1,12 @@
 """Exponential moving average of a model's weights: in float32, moved only by steps that were applied."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers.weight_shards import WeightShard, shard_of
-from launcher.runtime.tensorflow import TfRuntime
-from launcher.step import gradients
 
 
 class MovingAverage:
@@ -59,34 +56,3 @@ class MovingAverage:
         for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
             weight = source if shard is None else shard.taken()
             average.assign_add((tf.cast(weight.value, tf.float32) - average) * (1.0 - decay))
-
-    @contextlib.contextmanager
-    def in_place_of_weights(self, runtime: TfRuntime) -> Iterator[None]:
-        """Inside the block the model has the averaged weights; afterwards its own again, bit for bit.
-
-        After an error of TensorFlow's runtime it keeps the averaged ones.
-        """
-        if not self._averages:
-            yield
-            return
-        swap = runtime.on_copies(self.swap)
-        swap()
-        try:
-            yield
-        except tf.errors.OpError:
-            raise  # It may come from a device that is gone, which another call could wait for without end.
-        except BaseException:
-            swap()
-            raise
-        swap()
-
-    def swap(self) -> None:
-        """Exchanges weights and averages, in replica context."""
-        for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
-            # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
-            # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.
-            weight, averaged = tf.cast(tf.identity(source.value), tf.float32), tf.identity(average)
-            if shard is not None:
-                weight, (averaged,) = shard.of(weight), gradients.gather([averaged], [shard.axis])
-            source.value.assign(tf.cast(averaged, source.value.dtype))
-            average.assign(weight)

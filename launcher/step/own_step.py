@@ -25,8 +25,7 @@ from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
 from launcher.step.local_pass import LocalSums, num_replicas, set_seeds
 from launcher.step.moving_average import MovingAverage
-from launcher.step.moving_statistics import seed_states
-from launcher.step.statistics import Statistic, is_overwritten, moving, present
+from launcher.step.statistics import Statistic, is_overwritten, moving, present, seed_states
 from launcher.step.step_config import StepParts
 from launcher.step.train_step import StepReport, report_names
 from launcher.step.updates import Change, Trained, update

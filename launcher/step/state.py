@@ -150,7 +150,10 @@ class State:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside the block the model has the averaged weights, as `MovingAverage.in_place_of_weights` has it."""
+        """Inside the block the model has the averaged weights; afterwards its own again, bit for bit.
+
+        After an error of TensorFlow's runtime it keeps the averaged ones.
+        """
         runtime, averages = self._runtime, self._ema.variables
         if runtime.holds:
             runtime.averages = {id(plain(source)): average for source, average in averages}
@@ -159,17 +162,16 @@ class State:
             finally:
                 runtime.averages = {}
             return
-        if not (runtime.traits.own_parts and self._ema.shards):
-            with self._ema.in_place_of_weights(runtime.host):
-                yield
-            return
-        weights = [(source, runtime.read(source)) for source, _ in averages]
+        weights = [runtime.read(source) for source, _ in averages]
         for source, average in averages:
             source.assign(runtime.read(average))
         try:
             yield
+        except tf.errors.OpError:
+            weights = []  # It may come from a device that is gone, which another call could wait for without end.
+            raise
         finally:
-            for source, value in weights:
+            for (source, _), value in zip(averages, weights, strict=False):
                 source.assign(value)
 
     def restore(self, state: Mapping[str, np.ndarray | Source]) -> None:

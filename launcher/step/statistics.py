@@ -1,27 +1,33 @@
-"""How what a forward pass assigns is put together over the parts of a batch, on replicas and in microbatches.
+"""Statistics and counts that a forward pass assigns: which they are, and how those of a batch's parts are put together.
 
+Which they are is told from a model's frozen weights by tracing one pass. Its parts are on replicas and in microbatches.
 A moving average is affine in the mean over a batch's rows: its changes are averaged. What layers of one's own keep may
 add up over the rows, as counts do, or be the largest or smallest so far: that is found by trial, on the two halves of a
 batch and on both together. What is neither is refused by name.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.data.batch_spec import BatchSpec
 from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
+from launcher.machine.no_autograph import call_converted
 from launcher.step.layers import layers_of, owners, turn_off_dropout
-from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.tasks.base import Task
 from launcher.tasks.keras_metrics import arrays, fold_of, halves
+from launcher.tasks.keras_private import rnn_states
 
 _ROWS = 64  # at most, of the batch that is tried
 _STARTS = (0, 3, -3)  # added to the values: what is the largest so far may not move from the one it has
 _SIGNS = {"max": 1, "min": -1}
+# What does not change a variable that it is given.
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 
 
 class Statistic(NamedTuple):
@@ -65,6 +71,86 @@ class Statistic(NamedTuple):
         if self.fold == "rows":
             gained = tf.reshape(gained[:-1] / gained[-1], before.shape)
         return before + tf.cast(gained / num_parts if self.fold == "mean" else gained, before.dtype)
+
+
+def candidates(model: keras.Model) -> list[keras.Variable]:
+    """What a forward pass of the model could move: numbers that are neither trained nor states of seed generators."""
+    seeds = {id(variable) for variable in seed_states(model)}
+    return [
+        variable
+        for variable in (*model.non_trainable_variables, *rnn_states(model))
+        if id(variable) not in seeds and variable.dtype != "string"
+    ]
+
+
+def is_moving(variable: keras.Variable) -> bool:
+    """Whether a variable that is assigned is averaged over replicas, as a moving statistic; else it is a count."""
+    return bool(tf.dtypes.as_dtype(variable.dtype).is_floating)
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """States of the model's seed generators: in Keras 3 they are variables but not weights."""
+    weights = {id(variable) for variable in model.weights}
+    return [
+        variable
+        for variable in model.variables
+        if id(variable) not in weights and variable.path.endswith("seed_generator_state")
+    ]
+
+
+def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> list[keras.Variable]:
+    """Those of the `candidates` that the task's loss assigns in training: no frozen weights, nothing of frozen layers.
+
+    The loss is traced once, as the default strategy's only replica and under no strategy's scope; nothing runs.
+
+    Args:
+      spec: called for the shapes and dtypes of a microbatch, if they are needed.
+
+    Returns:
+      In the model's order. All candidates when the loss cannot be traced here, because the data are not there or it
+      fails: `Trainer.trace` then says why.
+    """
+    found = candidates(model)
+    if not found:
+        return []
+    handles: list[list[tf.Tensor]] = []
+
+    def forward(batch: Mapping[str, tf.Tensor]) -> None:
+        for variable in found:  # of any copy, since strategies differ in which of them this trace assigns
+            copies = getattr(variable.value, "values", ())
+            handles.append([variable.value.handle, *(copy.handle for copy in copies)])
+        call_converted(task.loss, model, dict(batch), True)
+
+    try:
+        traced = tf.function(forward, autograph=False).get_concrete_function(spec())
+    except Exception:  # of the user's code; the step's own trace meets it again, where it is explained
+        return found
+    inner = {id(outer): inside for outer, inside in captures(traced)}
+    inside = [[inner[id(handle)] for handle in copies if id(handle) in inner] for copies in handles]
+    if not any(inside):  # no variable is recognised
+        return found
+    return [one for one, resources in zip(found, inside, strict=True) if any(map(_is_changed, resources))]
+
+
+def _is_changed(resource: tf.Tensor) -> bool:
+    """Whether a graph changes a resource that it is given, itself or in what it calls."""
+    # Leans on TensorFlow: operations that call functions tell by this attribute which of their inputs these only read.
+    # Noticed by tests/step/test_moving_statistics.py. Then: see `auto_control_deps_utils`; an operation without it is
+    # taken to change what it is given, and every untrained variable that it is given is averaged.
+    for user in resource.consumers():
+        try:
+            read = [*range(len(user.inputs))] if user.type in _READS else user.get_attr("_read_only_resource_inputs")
+        except ValueError:
+            return True
+        if any(one is resource and place not in read for place, one in enumerate(user.inputs)):
+            return True
+    return False
+
+
+def captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """Each tensor from outside that a function uses, and its placeholder inside."""
+    outer = traced.captured_inputs
+    return zip(outer, traced.inputs[len(traced.inputs) - len(outer) :], strict=True)
 
 
 def usual(variable: keras.Variable) -> Statistic:

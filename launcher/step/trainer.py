@@ -22,11 +22,10 @@ from launcher.step import flops, overflow
 from launcher.step.counters import Counters
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
-from launcher.step.moving_statistics import candidates, is_moving
 from launcher.step.own_step import OwnStep
 from launcher.step.precision import LossScale
 from launcher.step.state import State
-from launcher.step.statistics import Statistic, is_overwritten, usual
+from launcher.step.statistics import Statistic, candidates, is_moving, is_overwritten, usual
 from launcher.step.step_config import StepConfig, StepParts
 from launcher.step.train_step import ReplicaStep
 from launcher.tasks.base import Task

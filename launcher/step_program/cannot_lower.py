@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from launcher.errors import UsageError
 from launcher.step.layers import Placed
-from launcher.step.moving_statistics import captures
+from launcher.step.statistics import captures
 from launcher.step_program import op_source
 
 # Leans on TensorFlow: the lowering's errors name operations and nodes in these words. Noticed by
@@ -66,7 +66,7 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
     for outer, inner in captures(traced):
         if outer.dtype != tf.resource or id(outer) in held:
             continue
-        users = [(node, types) for node, types in _nodes(traced.graph) if inner in node.input]
+        users = [(node, types) for node, types in _nodes(traced.graph) if inner.op.name in node.input]
         node, types = next((user for user in users if user[0].name in lines), users[0])
         where = lines.get(node.name)
         found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))

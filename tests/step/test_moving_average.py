@@ -81,7 +81,7 @@ def test_evaluation_sees_the_average_and_training_gets_its_weights_back(replicas
     trainer.train(trainer.batches(made.plan.data), 3)
     before = trainer.state.snapshot()
     of_weights = made.evaluator.evaluate()["loss"]
-    with trainer.ema.in_place_of_weights(trainer.runtime):
+    with trainer.state.averaged():
         of_average = made.evaluator.evaluate()["loss"]
         inside = trainer.state.snapshot()
     for name, value in averages(before).items():

@@ -13,7 +13,7 @@ from small_run import GivenTask, build, linear_batches, train
 from launcher.checkpoints import CheckpointStore
 from launcher.models.normalization import BatchNormalization
 from launcher.run.start import starting_point
-from launcher.step import moving_statistics
+from launcher.step import statistics
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +118,7 @@ def test_all_candidates_count_where_the_loss_cannot_be_traced_beforehand():
     def no_batches():
         raise OSError("the data are elsewhere")
 
-    found = moving_statistics.assigned(made.plan.recipe.task, made.model, no_batches)
+    found = statistics.assigned(made.plan.recipe.task, made.model, no_batches)
     assert [variable.name for variable in found] == ["kernel", "bias"]
 
 

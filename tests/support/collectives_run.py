@@ -19,7 +19,7 @@ import small_run
 import tensorflow as tf
 
 from launcher.step import gradients
-from launcher.step.moving_statistics import is_moving
+from launcher.step.statistics import is_moving
 
 METRICS = 2
 SETTINGS = {

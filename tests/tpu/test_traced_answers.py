@@ -90,13 +90,6 @@ def test_answers_to_lines_are_written_by_one_program_without_reductions(decoding
     assert replicated.reductions(found).total() == 0
 
 
-def test_the_average_of_the_weights_takes_their_place_in_one_program():
-    with made_up_tpu.strategy(REPLICAS) as strategy:
-        made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8", "train.ema_decay = 0.9"))
-        found = replicated.operations(made.runtime.on_replicas(made.trainer.ema.swap).get_concrete_function())
-    assert replicated.faults(found) == []
-
-
 def test_the_layers_of_a_skipped_step_are_named_by_one_program():
     with made_up_tpu.strategy(REPLICAS) as strategy:
         made = built(strategy, "resnet_cpu.gin", ("resnet.depth = 8", f"train.bucket_bytes = {2**26}"))

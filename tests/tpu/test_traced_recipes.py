@@ -18,7 +18,7 @@ from cases import repeated_but
 from places import ROOT
 
 from launcher.step import gradients
-from launcher.step.moving_statistics import is_moving, seed_states
+from launcher.step.statistics import is_moving, seed_states
 
 pytestmark = pytest.mark.slow
 
