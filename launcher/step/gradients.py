@@ -10,7 +10,7 @@ can neither disagree nor wait for each other.
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tfxla
@@ -88,25 +88,27 @@ def to_reduce_dtype(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.
 
 
 @no_autograph
-def reduce_sum(tensors: Sequence[tf.Tensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
-    """Sums this replica's tensors, of static shapes, over all replicas in their dtypes, one collective a bucket."""
+def reduce_sum(tensors: Any, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any:
+    """Sums this replica's tensors, of static shapes, in any structure, over all replicas in their dtypes, one
+    collective a bucket.
+    """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return list(tensors)
-    sizes = [tensor.shape.num_elements() for tensor in tensors]
-    reduced: list[tf.Tensor] = list(tensors)
-    for bucket in plan_buckets(sizes, [tensor.dtype for tensor in tensors], bucket_bytes):
+        return tensors
+    reduced = tf.nest.flatten(tensors)
+    sizes = [tensor.shape.num_elements() for tensor in reduced]
+    for bucket in plan_buckets(sizes, [tensor.dtype for tensor in reduced], bucket_bytes):
         if len(bucket) == 1:  # in its own shape: XLA would copy a large one into another layout
             (index,) = bucket
             # A tensor of its own on each replica: TensorFlow takes one that all share for a sum that was made already.
-            reduced[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(tensors[index]))
+            reduced[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(reduced[index]))
             continue
-        flat = tf.concat([tf.reshape(tensors[index], [-1]) for index in bucket], axis=0)
+        flat = tf.concat([tf.reshape(reduced[index], [-1]) for index in bucket], axis=0)
         total = context.all_reduce(tf.distribute.ReduceOp.SUM, flat)
         parts = tf.split(total, [sizes[index] for index in bucket])
         for index, part in zip(bucket, parts, strict=True):
-            reduced[index] = tf.reshape(part, tensors[index].shape)
-    return reduced
+            reduced[index] = tf.reshape(part, reduced[index].shape)
+    return tf.nest.pack_sequence_as(tensors, reduced)
 
 
 @no_autograph

@@ -6,7 +6,8 @@ Whatever the model's forward pass assigns is put back, so that a step may still 
 taken. `OwnTime` tells how long a worker spends on it, without the waiting for others in the reduction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -45,6 +46,23 @@ class LocalSums(NamedTuple):
     watched: list[tf.Tensor]
 
 
+class Traced(NamedTuple):
+    """What is known of a step once it is traced.
+
+    Attributes:
+      metrics: how many numbers each of the task's metrics has, 1 for a scalar; in the order of the names.
+      unused: positions of the trained variables that the loss does not depend on. They are not reduced and not
+        updated, so that neither momentum nor weight decay moves them.
+    """
+
+    metrics: Mapping[str, int] = MappingProxyType({})
+    unused: Collection[int] = ()
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, tf.Tensor], unused: Collection[int]) -> "Traced":
+        return cls({name: metrics[name].shape.num_elements() for name in sorted(metrics)}, unused)
+
+
 class LocalPass:
     """The forward and backward pass of one replica; in replica context, without any collective.
 
@@ -53,8 +71,7 @@ class LocalPass:
 
     Attributes:
       moving: the statistics, and overwritten weights.
-      metric_names, unused: as in `ReplicaStep`.
-      metric_sizes: numbers of each metric, 1 for a scalar, once the step is traced.
+      traced: overwritten weights are among the unused ones.
     """
 
     def __init__(self, parts: StepParts, watch: Watch | None = None):
@@ -63,9 +80,7 @@ class LocalPass:
         self._seeds = seed_states(self._model)
         self.moving = moving(parts.statistics, self._weights)
         self._overwriting: set[int] = set()
-        self.metric_names: tuple[str, ...] = ()
-        self.metric_sizes: tuple[int, ...] = ()
-        self.unused: frozenset[int] = frozenset()
+        self.traced = Traced()
         self._forward_backward: Any = self._differentiate  # or a tf.function of it
         if self._config.jit_compile:
             self._forward_backward = tf.function(self._differentiate, jit_compile=True, autograph=False)
@@ -172,13 +187,11 @@ class LocalPass:
             scaled = loss / self._config.nominal_weight * scale
         with xla.compiling(self._config.compiled):
             found, watched = tape.gradient(scaled, (variables, sources))
-        self.metric_names = tuple(sorted(metrics))
-        self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
-        self.unused = frozenset(index for index, gradient in enumerate(found) if gradient is None)
-        if len(self.unused) == len(variables):
+        unused = {index for index, gradient in enumerate(found) if gradient is None}
+        if len(unused) == len(variables):
             raise UsageError("the loss depends on no trained variable: does loss() use the model that it is given?")
-        self._overwriting = {place for place, one in enumerate(self._weights) if is_overwritten(one)} - self.unused
-        self.unused |= self._overwriting  # for the optimizer
+        self._overwriting = {place for place, one in enumerate(self._weights) if is_overwritten(one)} - unused
+        self.traced = Traced.of(metrics, unused | self._overwriting)
         return (
             [
                 tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient, variable.shape)
@@ -190,7 +203,7 @@ class LocalPass:
             ],
             loss,
             weight,
-            tuple(metrics[name] for name in self.metric_names),
+            tuple(metrics[name] for name in self.traced.metrics),
         )
 
 

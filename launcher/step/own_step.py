@@ -1,10 +1,10 @@
-"""One replica's training step by a model's own `train_step`: what it applies is reduced and judged, each time.
+"""One replica's training step by a model's own `train_step`: what it applies is reduced and checked, each time.
 
     the model's step: (gradient of a scaled, weighted loss -> reduce -> unscale and check -> update) once or more
     -> reduce losses, metrics and moving statistics -> put back what a step that is not finite has changed
 
-What an application changes has to be there for what follows it in the step. So each is gated by the verdicts so far,
-and what the earlier ones changed is put back where a later one is not finite: there is one verdict for all that the
+What an application changes has to be there for what follows it in the step. So each is gated by the checks so far,
+and what the earlier ones changed is put back where a later one is not finite: there is one check for all that the
 step changes. All collectives stand outside of conditionals.
 """
 
@@ -23,12 +23,12 @@ from launcher.errors import UsageError
 from launcher.optimizers.several import Optimizers
 from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
-from launcher.step.local_pass import LocalSums, num_replicas, set_seeds
+from launcher.step.local_pass import LocalSums, Traced, num_replicas, set_seeds
 from launcher.step.moving_average import MovingAverage
 from launcher.step.statistics import Statistic, is_overwritten, moving, present, seed_states
 from launcher.step.step_config import StepParts
-from launcher.step.train_step import StepReport, report_names
-from launcher.step.updates import Change, Trained, update
+from launcher.step.train_step import StepReport, reported
+from launcher.step.updates import Change, Trained, move_averages, update
 from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_own_step import OwnSteps
 from launcher.tasks.keras_tracing import Tracing
@@ -40,79 +40,52 @@ class OwnStep:
     """The training step of one replica, as `ReplicaStep`, of a task whose model has one of its own."""
 
     def __init__(self, parts: StepParts):
-        self._parts, self._task, self._optimizers = parts, cast(KerasTask, parts.task), parts.optimizer
-        self._counters, self._config = parts.counters, parts.config
-        self._weights = list(parts.model.trainable_variables)
-        self._assigned = [one for one in self._weights if id(one) in {*map(id, self._task.step_assigns or ())}]
+        self._parts, self._task = parts, cast(KerasTask, parts.task)
+        weights, assigned = parts.model.trainable_variables, {*map(id, self._task.step_assigns or ())}
+        self._assigned = [one for one in weights if id(one) in assigned]
         self._seeds = [*seed_states(parts.model), self._task.own_steps.seeds.state]
-        self._moving = moving(parts.statistics, self._weights)
-        self.metric_names: tuple[str, ...] = ()
-        self.metric_sizes: tuple[int, ...] = ()
-        self.unused: frozenset[int] = frozenset()
-
-    @property
-    def report_names(self) -> tuple[str, ...]:
-        """As of `ReplicaStep`."""
-        return report_names(self.metric_names, self.metric_sizes, len(self._weights))
+        self._moving = moving(parts.statistics, weights)
+        self.traced = Traced()
 
     def __call__(self, batch: Batch) -> StepReport:
-        counters, config = self._counters, self._config
-        scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        before = present(self._moving)
-        num_real = tf.reduce_sum(batch[WEIGHT])
-        verdicts = Verdicts(self._parts, num_real)
-        verdicts.keep(self._assigned)
-        set_seeds(self._seeds, config, step)
-        loss, metrics = self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
-        self._trace_ended(metrics, verdicts)
-        gained = [one.gained(old, num_real, 0, 1) for one, old in zip(self._moving, before, strict=True)]
-        of_metrics = [metrics[name] for name in self.metric_names]
-        local = LocalSums([], gained, loss, num_real, tuple(of_metrics), [])
-        sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=config.bucket_bytes)
-        sums = tf.nest.pack_sequence_as(local, sums)
-        judged = verdicts.judged()
-        self._put_back(before)
-        verdicts.end(judged, list(zip(self._moving, sums.moving, strict=True)))
-        counters.advance(self._parts.loss_scale, judged, scale)
-        return StepReport(
-            loss=sums.loss,
-            weight=sums.weight,
-            metrics=sums.metrics,
-            gradient_norm=judged.norm,
-            finite=tf.cast(judged.applied, tf.float32),
-            loss_scale=scale,
-            learning_rate=verdicts.learning_rate,
-            non_finite=tuple(tf.unstack(verdicts.non_finite)),
-        )
+        parts, scale = self._parts, tf.convert_to_tensor(self._parts.counters.scale.scale)
+        applications, local = self._run(batch)
+        sums = gradients.reduce_sum(local, bucket_bytes=parts.config.bucket_bytes)
+        applications.end(list(zip(self._moving, sums.moving, strict=True)))
+        parts.counters.advance(parts.loss_scale, applications.checked, scale)
+        return reported(sums, applications.checked, scale, applications.learning_rate, applications.non_finite)
 
-    def _put_back(self, before: Sequence[tf.Tensor]) -> None:
-        for one, old in zip(self._moving, before, strict=True):
-            one.variable.value.assign(old)
-
-    def _trace_ended(self, metrics: dict[str, tf.Tensor], verdicts: Verdicts) -> None:
-        if verdicts.num_uses != self._optimizers.num_uses:
+    def _run(self, batch: Batch, *, looks_only: bool = False) -> tuple[Applications, LocalSums]:
+        """Has the model's step run, after which its moving statistics are as they were."""
+        before, num_real = present(self._moving), tf.reduce_sum(batch[WEIGHT])
+        applications = Applications(self._parts, num_real, looks_only=looks_only)
+        applications.keep(self._assigned)
+        set_seeds(self._seeds, self._parts.config, tf.convert_to_tensor(self._parts.counters.step))
+        loss, metrics = self._task.train_step(batch, applications.tracing(self._task.own_steps))
+        num_uses, expected = applications.num_uses, self._parts.optimizer.num_uses
+        if num_uses != expected:
             raise UsageError(
-                f"train_step applied optimizers {verdicts.num_uses} times, and {self._optimizers.num_uses} times when "
-                "it was traced before: how often it does must not depend on what changes between two calls"
+                f"train_step applied optimizers {num_uses} times, and {expected} times when it was traced before: how "
+                "often it does must not depend on what changes between two calls"
             )
-        self.metric_names = tuple(sorted(metrics))
-        self.metric_sizes = tuple(metrics[name].shape.num_elements() for name in self.metric_names)
-        self.unused = frozenset(range(len(self._weights))) - verdicts.updated
+        weights = range(len(self._parts.model.trainable_variables))
+        self.traced = Traced.of(metrics, set(weights) - applications.updated)
+        gained = []
+        for one, old in zip(self._moving, before, strict=True):
+            gained.append(one.gained(old, num_real, 0, 1))
+            one.variable.value.assign(old)
+        of_metrics = tuple(metrics[name] for name in self.traced.metrics)
+        return applications, LocalSums([], gained, loss, num_real, of_metrics, [])
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
-        before = present(self._moving)
-        num_real = tf.reduce_sum(batch[WEIGHT])
-        verdicts = Verdicts(self._parts, num_real, looks_only=True)
-        set_seeds(self._seeds, self._config, tf.convert_to_tensor(self._counters.step))
-        self._task.train_step(batch, verdicts.tracing(self._task.own_steps))
-        self._put_back(before)
-        rows = gradients.of_each_replica(verdicts.flags_sent)
-        return tf.concat([rows, verdicts.flags_summed[None, :]], axis=0)
+        applications, _ = self._run(batch, looks_only=True)
+        rows = gradients.of_each_replica(applications.flags_sent)
+        return tf.concat([rows, applications.flags_summed[None, :]], axis=0)
 
 
-class Verdicts:
-    """What one replica's step goes by while it is traced: applies optimizers, and judges each time.
+class Applications:
+    """What one replica's step goes by while it is traced: applies optimizers, and checks the gradients each time.
 
     Args:
       num_real: float32 scalar, the replica's examples.
@@ -121,6 +94,7 @@ class Verdicts:
     Attributes:
       num_uses: applications so far.
       updated: positions of the weights that had a gradient.
+      checked: the check of all applications together, without gradients.
       non_finite: as in `StepReport`.
       flags_sent, flags_summed: float32 [weights], 1 where this replica's gradient, or the sum of all, is not finite.
     """
@@ -129,17 +103,17 @@ class Verdicts:
         self._parts, self._weights, self._num_real = parts, list(parts.model.trainable_variables), num_real
         self._positions = {id(weight): position for position, weight in enumerate(self._weights)}
         self._optimizers: Optimizers = parts.optimizer
-        self._config = parts.config
         self._scale = tf.convert_to_tensor(parts.counters.scale.scale)
         # What the gradients of a mean over the examples are multiplied by. A replica without any may have gradients of
         # others' losses, by synchronised statistics.
         self._share = self._scale / parts.config.nominal_weight * tf.maximum(num_real, 1.0)
         self._looks_only = looks_only
-        self._checked: list[gradients.Checked] = []
         self._before: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
         self.num_uses = 0
         self.updated: set[int] = set()
-        self.learning_rate = tf.constant(0.0)
+        self.learning_rate = zero = tf.constant(0.0)
+        none = tf.constant(False)
+        self.checked = gradients.Checked([], zero, tf.constant(True), none, tf.constant(True), squares=zero)
         self.non_finite = tf.zeros([overflow.num_scalars(len(self._weights))])
         self.flags_sent = self.flags_summed = tf.zeros([len(self._weights)])
 
@@ -151,15 +125,15 @@ class Verdicts:
             total=gradients.reduce_sum([self._num_real])[0] if steps.has_sums else self._num_real,
             seeds=steps.seeds,
             weights=frozenset(self._positions) | {id(weight.value) for weight in self._weights},
-            upstream=self._scale / self._config.nominal_weight * self._num_real,
+            upstream=self._scale / self._parts.config.nominal_weight * self._num_real,
             downstream=self._share,
         )
 
     def apply(
         self, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any], variables: Sequence[keras.Variable] | None
     ) -> None:
-        """Reduces the gradients of a mean over this replica's examples, judges them, and updates weights, or not."""
-        part, config = self._optimizers.part(optimizer), self._config
+        """Reduces the gradients of a mean over this replica's examples, checks them, and updates weights, or not."""
+        part, config = self._optimizers.part(optimizer), self._parts.config
         if part is None:
             raise UsageError(f"train_step applies {optimizer.name!r}, which it did not when it was traced before")
         self.num_uses += 1
@@ -179,13 +153,17 @@ class Verdicts:
         if self._looks_only:
             self._look(by_place, wire, sums)
             return
-        checked = checked._replace(applied=tf.logical_and(checked.applied, self._so_far(lambda one: one.applied)))
-        self._checked.append(checked)
+        before, squares = self.checked, self.checked.squares + tf.square(checked.norm)
+        checked = checked._replace(applied=tf.logical_and(checked.applied, before.applied))
+        finite = tf.logical_and(checked.finite, before.finite)
+        self.checked = checked._replace(gradients=[], norm=tf.sqrt(squares), finite=finite, squares=squares)
         rate = part.next_rate()
         self.learning_rate = rate if self.num_uses == 1 else self.learning_rate
         if self.num_uses < self._optimizers.num_uses:
             self.keep([*(self._weights[place] for place in by_place), *part.variables])
-        change = self._change(checked, trained, part, rate, Clipping(**part.clipping))
+        bounded = dataclasses.replace(config, clipping=Clipping(**part.clipping))
+        parts = dataclasses.replace(self._parts, optimizer=part, ema=_NO_AVERAGE, config=bounded)
+        change = Change(trained=trained, checked=checked, learning_rate=rate, parts=parts)
         applied = contextvars.Context().run(update, change)  # where nothing traces a step of the model's own
         flags = [tf.cast(packed, tf.int32) for packed in (self.non_finite, applied)]
         self.non_finite = tf.cast(tf.bitwise.bitwise_or(*flags), tf.float32)
@@ -195,48 +173,11 @@ class Verdicts:
         for variable in variables:
             self._before.setdefault(id(variable), (variable.value, tf.identity(variable.value)))
 
-    def _change(
-        self,
-        checked: gradients.Checked,
-        trained: Sequence[Trained],
-        part: Any,
-        rate: tf.Tensor,
-        clipping: Clipping,
-        *,
-        moving: Sequence[tuple[Statistic, tf.Tensor]] = (),
-        ema: MovingAverage = _NO_AVERAGE,
-    ) -> Change:
-        return Change(
-            trained=trained,
-            checked=checked,
-            num_weights=len(self._weights),
-            moving=moving,
-            num_microbatches=num_replicas(),
-            step=tf.convert_to_tensor(self._parts.counters.step),
-            learning_rate=rate,
-            parts=dataclasses.replace(
-                self._parts, optimizer=part, ema=ema, config=dataclasses.replace(self._config, clipping=clipping)
-            ),
-        )
-
-    def _so_far(self, of: Any) -> tf.Tensor:
-        return tf.reduce_all(tf.stack([tf.constant(True), *map(of, self._checked)]))
-
-    def judged(self) -> gradients.Checked:
-        """The one verdict: of all applications together."""
-        squares = [tf.square(one.norm) for one in self._checked]
-        empty = self._checked[0].empty if self._checked else tf.constant(False)
-        norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
-        return gradients.Checked(
-            [], norm, self._so_far(lambda one: one.finite), empty, self._so_far(lambda one: one.applied)
-        )
-
-    def end(self, judged: gradients.Checked, moving: Sequence[tuple[Statistic, tf.Tensor]]) -> None:
+    def end(self, moved: Sequence[tuple[Statistic, tf.Tensor]]) -> None:
         """Moves the moving statistics and averages, or puts back what the step has updated already."""
-        change = self._change(judged, [], None, self.learning_rate, Clipping(), moving=moving, ema=self._parts.ema)
 
         def make() -> tf.Tensor:
-            change.move_averages()
+            move_averages(self._parts, moved, num_replicas())
             return tf.constant(True)
 
         def put_back() -> tf.Tensor:
@@ -245,7 +186,7 @@ class Verdicts:
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
             return tf.constant(False)
 
-        tf.cond(judged.applied, make, put_back)
+        tf.cond(self.checked.applied, make, put_back)
 
     def _look(self, places: Any, sent: Sequence[tf.Tensor], summed: Sequence[tf.Tensor]) -> None:
         def spread(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

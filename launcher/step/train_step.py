@@ -8,6 +8,7 @@ sharded, of `gradients.gather` and of norms over the shards; and of synchronised
 conditional.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.step import gradients, overflow
-from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Watch, is_first_replica, num_replicas
+from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Traced, Watch, is_first_replica, num_replicas
 from launcher.step.step_config import StepParts
 from launcher.step.updates import Change, Trained, update
 
@@ -26,7 +27,7 @@ class StepReport(NamedTuple):
     Attributes:
       loss: sum of weighted losses over the global batch, regularisation included.
       weight: sum of weights over the global batch; 0 skips the step whatever its gradients are.
-      metrics: sums of the task's weighted metrics, scalars or vectors, in the order of `ReplicaStep.metric_names`.
+      metrics: sums of the task's weighted metrics, scalars or vectors, in the order of `Traced.metrics`.
       gradient_norm: global norm of the mean gradient, before clipping.
       finite: 1 when the update was applied, 0 when it was skipped.
       loss_scale: the scale this step used.
@@ -53,15 +54,31 @@ class StepReport(NamedTuple):
         return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
 
 
-def report_names(metrics: Sequence[str], sizes: Sequence[int], num_weights: int) -> tuple[str, ...]:
-    """Of the numbers of a `StepReport` with metrics of these sizes, in the order of `flat`; a vector's repeat."""
+def report_names(traced: Traced, num_weights: int) -> tuple[str, ...]:
+    """Names of the numbers of a `StepReport`, in the order of `flat`; a vector's repeat."""
     flags = range(overflow.num_scalars(num_weights))
-    of_metrics = [name for name, size in zip(metrics, sizes, strict=True) for _ in range(size)]
+    of_metrics = [name for name, size in traced.metrics.items() for _ in range(size)]
     parts = {"metrics": of_metrics, "non_finite": [str(number) for number in flags]}
     return tuple(
         name
         for field in StepReport._fields
         for name in ([f"{field}/{part}" for part in parts[field]] if field in parts else [field])
+    )
+
+
+def reported(
+    sums: LocalSums, checked: gradients.Checked, scale: tf.Tensor, learning_rate: tf.Tensor, non_finite: tf.Tensor
+) -> StepReport:
+    """The report of a step, from the sums over all replicas and the check of their gradients."""
+    return StepReport(
+        loss=sums.loss,
+        weight=sums.weight,
+        metrics=sums.metrics,
+        gradient_norm=checked.norm,
+        finite=tf.cast(checked.applied, tf.float32),
+        loss_scale=scale,
+        learning_rate=learning_rate,
+        non_finite=tuple(tf.unstack(non_finite)),
     )
 
 
@@ -79,39 +96,25 @@ class ReplicaStep:
         self._pass = LocalPass(parts, watch)
 
     @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Of the task, once the step is traced."""
-        return self._pass.metric_names
-
-    @property
-    def unused(self) -> frozenset[int]:
-        """Positions of the trained variables that the loss does not depend on, once the step is traced.
-
-        They are not reduced and not updated, so that neither momentum nor weight decay moves them.
-        """
-        return self._pass.unused
-
-    @property
-    def report_names(self) -> tuple[str, ...]:
-        """Of the numbers of a `StepReport`, in the order of `flat`, once the step is traced; a vector's repeat."""
-        return report_names(self.metric_names, self._pass.metric_sizes, len(self._weights))
+    def traced(self) -> Traced:
+        return self._pass.traced
 
     def __call__(self, batch: Batch) -> StepReport:
         config, counters = self._config, self._counters
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        local = self._timed_pass(batch, scale, step)
-        trained = self._trained()
+        run = self._pass if self._own_time is None else functools.partial(self._own_time.of, self._pass)
+        local = run(batch, scale, step)
+        weights = zip(self._weights, self._parts.optimizer.shards, strict=True)
+        trained = [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.traced.unused]
         wire = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
-        sums = self._reduce(local._replace(gradients=wire, watched=[]))
+        sums = gradients.reduce_sum(local._replace(gradients=wire, watched=[]), bucket_bytes=config.bucket_bytes)
         checked = self._unscale_and_check(sums, trained, scale)
         learning_rate = self._parts.optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
             trained=trained,
             checked=checked,
-            num_weights=len(self._weights),
             moving=list(zip(self._pass.moving, sums.moving, strict=True)),
             num_microbatches=config.num_parts(num_replicas()),
-            step=step,
             learning_rate=learning_rate,
             parts=self._parts,
         )
@@ -119,33 +122,10 @@ class ReplicaStep:
         non_finite = update(change) if changes else change.no_flags()
         if changes:
             counters.advance(self._parts.loss_scale, checked, scale)
-        shown = sums.loss, sums.weight
-        loss, weight = gradients.by_rows(*shown, batch) if self._parts.task.shows_rows else shown
-        return StepReport(
-            loss=loss,
-            weight=weight,
-            metrics=sums.metrics,
-            gradient_norm=checked.norm,
-            finite=tf.cast(checked.applied, tf.float32),
-            loss_scale=scale,
-            learning_rate=learning_rate,
-            non_finite=tuple(tf.unstack(non_finite)),
-        )
-
-    def _timed_pass(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        if self._own_time is None:
-            return self._pass(batch, scale, step)
-        return self._own_time.of(self._pass, batch, scale, step)
-
-    def _trained(self) -> list[Trained]:
-        """The weights that the loss depends on, once the pass is traced."""
-        weights = zip(self._weights, self._parts.optimizer.shards, strict=True)
-        return [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.unused]
-
-    def _reduce(self, local: LocalSums) -> LocalSums:
-        """The sums over all replicas."""
-        sums = gradients.reduce_sum(tf.nest.flatten(local), bucket_bytes=self._config.bucket_bytes)
-        return tf.nest.pack_sequence_as(local, sums)
+        if self._parts.task.shows_rows:
+            loss, weight = gradients.by_rows(sums.loss, sums.weight, batch)
+            sums = sums._replace(loss=loss, weight=weight)
+        return reported(sums, checked, scale, learning_rate, non_finite)
 
     def _unscale_and_check(self, sums: LocalSums, trained: Sequence[Trained], scale: tf.Tensor) -> gradients.Checked:
         """The verdict on the reduced gradients of `trained`, and on the mean loss where it has a limit."""

@@ -27,7 +27,7 @@ from launcher.step.precision import LossScale
 from launcher.step.state import State
 from launcher.step.statistics import Statistic, candidates, is_moving, is_overwritten, usual
 from launcher.step.step_config import StepConfig, StepParts
-from launcher.step.train_step import ReplicaStep
+from launcher.step.train_step import ReplicaStep, report_names
 from launcher.tasks.base import Task
 
 
@@ -200,9 +200,14 @@ class Trainer:
         return exit_barrier.keep(iter(batches))
 
     @property
+    def report_names(self) -> tuple[str, ...]:
+        """Names of the numbers that a step gives, once it is traced; see `train_step.StepReport`."""
+        return report_names(self.replica_step.traced, len(self.model.trainable_variables))
+
+    @property
     def notes(self) -> list[str]:
         """What a person should know of the step, once it is traced."""
-        unused = [self.model.trainable_variables[index] for index in sorted(self.replica_step.unused)]
+        unused = [self.model.trainable_variables[index] for index in sorted(self.replica_step.traced.unused)]
         paths = [one.path for one in unused if not is_overwritten(one)]
         if not paths:
             return []
@@ -219,7 +224,7 @@ class Trainer:
         """
         self._graph = self._loop.trace(batches)
         self._spec = getattr(batches, "element_spec", None) if self.num_replicas == 1 else None
-        return self.replica_step.metric_names
+        return tuple(self.replica_step.traced.metrics)
 
     def matrix_flops(self) -> flops.Flops | None:
         """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
@@ -240,7 +245,7 @@ class Trainer:
         """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._loop.begin()(batches, num_steps).astype(np.float64)
-        columns = _columns((*self.replica_step.report_names, "waited"), table)
+        columns = _columns((*self.report_names, "waited"), table)
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}

@@ -38,26 +38,27 @@ class Change:
     Attributes:
       trained: the weights to update.
       checked: their gradients and the verdict; of a weight with a shard, that of the shard if `config.checks_shards`.
-      num_weights: all trained weights, also those that the loss does not depend on.
       moving: each statistic or overwritten weight, and what it gained in all microbatches of all replicas together.
       num_microbatches: of all replicas together, without those of padding alone.
-      step: int64 scalar, steps done before this one.
       learning_rate: of this step.
       parts: of the run; its optimizer may be one of `Optimizers`.
     """
 
     trained: Sequence[Trained]
     checked: gradients.Checked
-    num_weights: int
-    moving: Sequence[tuple[Statistic, tf.Tensor]]
-    num_microbatches: int
-    step: tf.Tensor
+    moving: Sequence[tuple[Statistic, tf.Tensor]] = ()
+    num_microbatches: int = 1
     learning_rate: tf.Tensor
     parts: StepParts
 
     @property
     def config(self) -> StepConfig:
         return self.parts.config
+
+    @property
+    def num_weights(self) -> int:
+        """All trained weights, also those that the loss does not depend on."""
+        return len(self.parts.model.trainable_variables)
 
     @property
     def shards(self) -> dict[int, WeightShard]:
@@ -72,7 +73,8 @@ class Change:
         if not self.config.checks_shards:
             by_index |= {index: shard.of(by_index[index]) for index, shard in self.shards.items()}
         of_all = [by_index.get(index) for index in range(self.num_weights)]
-        return self.parts.optimizer.apply(of_all, tf.cast(self.step, tf.float32), self.learning_rate)
+        step = tf.cast(tf.convert_to_tensor(self.parts.counters.step), tf.float32)
+        return self.parts.optimizer.apply(of_all, step, self.learning_rate)
 
     def present_shards(self) -> list[tf.Tensor]:
         """The values of `shards` as they are."""
@@ -89,13 +91,7 @@ class Change:
 
     def move_averages(self) -> None:
         """Moves the moving statistics, and the averages of weights and statistics."""
-        for one, gained in self.moving:
-            old = tf.convert_to_tensor(one.variable.value)
-            new = one.moved(old, gained, self.num_microbatches)
-            # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element
-            # by itself: one test of them all would be one more pass over each variable.
-            one.variable.value.assign(tf.where(tf.math.is_finite(new), new, old) if new.dtype.is_floating else new)
-        self.parts.ema.update(self.step - tf.convert_to_tensor(self.parts.counters.skipped))
+        move_averages(self.parts, self.moving, self.num_microbatches)
 
     def flags(self) -> tf.Tensor:
         """Which weights' gradients are not finite, as `overflow.pack` tells."""
@@ -110,6 +106,17 @@ class Change:
 
     def _by_index(self, of_trained: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
         return {one.number: tensor for one, tensor in zip(self.trained, of_trained, strict=True)}
+
+
+def move_averages(parts: StepParts, moving: Sequence[tuple[Statistic, tf.Tensor]], num_microbatches: int) -> None:
+    """Moves the moving statistics, see `Change`, and the averages of weights and statistics."""
+    for one, gained in moving:
+        old = tf.convert_to_tensor(one.variable.value)
+        new = one.moved(old, gained, num_microbatches)
+        # A 16-bit forward pass can overflow in its statistics alone; those must not stay for ever. Each element by
+        # itself: one test of them all would be one more pass over each variable.
+        one.variable.value.assign(tf.where(tf.math.is_finite(new), new, old) if new.dtype.is_floating else new)
+    parts.ema.update(tf.convert_to_tensor(parts.counters.step) - tf.convert_to_tensor(parts.counters.skipped))
 
 
 def update(change: Change) -> tf.Tensor:

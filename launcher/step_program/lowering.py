@@ -139,7 +139,7 @@ def lower_session(session: session_lib.Session, *, for_tpu: bool = False) -> Low
         strategy=session.runtime.host.strategy,
         num_replicas=plan.strategy.num_replicas,
         divides_weights=plan.recipe.shard == "all",
-        names=lambda: trainer.replica_step.report_names,
+        names=lambda: trainer.report_names,
         microbatches=plan.microbatches,
         for_tpu=for_tpu,
     )

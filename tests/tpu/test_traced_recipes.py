@@ -55,7 +55,7 @@ def planned(made) -> Counter:
     wire = made.plan.reduce_dtype
     weights, moving = made.model.trainable_variables, list(filter(is_moving, made.trainer.statistics))
     sizes = [variable.value.shape.num_elements() for variable in (*weights, *moving)]
-    sizes += [1] * (2 + len(made.trainer.replica_step.metric_names))
+    sizes += [1] * (2 + len(made.trainer.replica_step.traced.metrics))
     dtypes = [wire] * len(weights) + [tf.float32] * (len(sizes) - len(weights))
     buckets = gradients.plan_buckets(sizes, dtypes, made.plan.bucket_bytes)
     return Counter(
