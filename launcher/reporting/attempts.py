@@ -10,16 +10,18 @@ as measure of ML productivity" (2024).
 Imports no TensorFlow: the supervisor writes here, too.
 """
 
+import collections
 import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED
 from launcher.reporting import strict_json
+from launcher.reporting.strict_json import Record
 
 FILE_NAME = "attempts.jsonl"
 ATTEMPT = "LAUNCHER_ATTEMPT"
@@ -88,7 +90,7 @@ class AttemptsFile:
         self._before = self._seconds()
         self.begin(step)
 
-    def _append(self, kind: str, step: int, more: Mapping[str, Any]) -> None:
+    def _append(self, kind: str, step: int, more: Record) -> None:
         seconds = {name: value - self._before.get(name, 0.0) for name, value in self._seconds().items()}
         now = self._started + self._seconds()["total"]  # not the clock's, which somebody may have set
         total = seconds.pop("total")
@@ -119,8 +121,8 @@ class _Attempt:
     """Lines of one attempt: the chief's, in their order, and the supervisor's."""
 
     started: float
-    of_chief: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    by_supervisor: dict[str, Any] | None = None
+    of_chief: list[Record] = dataclasses.field(default_factory=list)
+    by_supervisor: Record = dataclasses.field(default_factory=dict)
 
     @property
     def first_step(self) -> int | None:
@@ -138,25 +140,21 @@ class _Attempt:
 
     def training_seconds(self, step: int) -> dict[str, float]:
         """Seconds of train and input_wait until `step` was done; between two lines, as if all steps took the same."""
-        before: Mapping[str, Any] = {"step": self.first_step, "seconds": {}}
-        for record in self.of_chief:
-            if record["step"] >= step > before["step"]:
-                share = (step - before["step"]) / (record["step"] - before["step"])
-                return {name: _of(before, name) + share * (_of(record, name) - _of(before, name)) for name in _TRAINING}
-            if record["step"] <= step:
-                before = record
-        return {name: _of(before, name) for name in _TRAINING}
+        import numpy as np  # late: the supervisor starts without it
 
-    def seconds(self) -> dict[str, float]:
+        steps = [record["step"] for record in self.of_chief]
+        columns = {name: [record["seconds"].get(name, 0.0) for record in self.of_chief] for name in _TRAINING}
+        return {name: float(np.interp(step, steps, seconds)) for name, seconds in columns.items()}
+
+    def seconds(self) -> collections.Counter[str]:
         """Seconds of all phases, "lost" and "down": what passed after the chief's last line has brought nothing."""
-        last = self.of_chief[-1] if self.of_chief else None
-        found = {name: float(value) for name, value in (last["seconds"] if last else {}).items()}
-        began = self.of_chief[0]["started"] if self.of_chief else self.ended
-        found["startup"] = found.get("startup", 0.0) + max(0.0, began - self.started)
-        rest = max(0.0, self.ended - last["time"]) if last else 0.0
-        tail = {_END: "down", _AT: "lost", _BEGIN: "compile"}[last["is"]] if last else "startup"
-        if rest:
-            found[tail] = found.get(tail, 0.0) + rest
+        if not self.of_chief:
+            return collections.Counter(startup=self.ended - self.started)  # type: ignore[arg-type]
+        first, last = self.of_chief[0], self.of_chief[-1]
+        found = collections.Counter(last["seconds"])
+        found["startup"] += max(0.0, first["started"] - self.started)
+        if rest := max(0.0, self.ended - last["time"]):
+            found[{_END: "down", _AT: "lost", _BEGIN: "compile"}[last["is"]]] += rest
         return found
 
 
@@ -188,26 +186,38 @@ def reckon(model_dir: str) -> dict[str, Any]:
     wall = 0.0
     shown: list[dict[str, Any]] = []
     for number, attempt in enumerate(found, 1):
-        seconds = attempt.seconds()
-        later = found[number:]
-        kept_to = min((other.first_step for other in later if other.first_step is not None), default=None)
-        if kept_to is not None and attempt.of_chief:
-            for name, until in attempt.training_seconds(kept_to).items():
-                lost = max(0.0, seconds.get(name, 0.0) - until)
-                seconds[name] = seconds.get(name, 0.0) - lost
-                seconds["lost"] = seconds.get("lost", 0.0) + lost
+        seconds, later = attempt.seconds(), found[number:]
+        restored = [other.first_step for other in later if other.first_step is not None]
+        if restored and attempt.of_chief:
+            for name, until in attempt.training_seconds(min(restored)).items():
+                lost = max(0.0, seconds[name] - until)
+                seconds[name] -= lost
+                seconds["lost"] += lost
         for name, value in seconds.items():
-            goodput[{"startup": "start-up"}.get(name, name)] += value
+            goodput["start-up" if name == "startup" else name] += value
         wall += attempt.ended - attempt.started
         if later and attempt.ended_by != DONE:
             down = max(0.0, later[0].started - attempt.ended)
             goodput["down"] += down
             wall += down
-        shown.append(_shown(number, attempt, seconds, later, shown))
+        # An attempt that ended before it had restored anything stood where the next one began.
+        nowhere = restored[0] if restored else shown[-1]["to_step"] if shown else 0
+        steps = [record["step"] for record in attempt.of_chief] or [nowhere]
+        shown.append(
+            {
+                "number": number,
+                "started": attempt.started,
+                "ended": attempt.ended,
+                "ended_by": attempt.ended_by or (_UNKNOWN if later else RUNNING),
+                "from_step": steps[0],
+                "to_step": steps[-1],
+                "seconds": dict(seconds),
+            }
+        )
     return {"attempts": shown, "goodput": goodput, "goodput_share": goodput["train"] / wall if wall > 0 else None}
 
 
-def wall_seconds(reckoned: Mapping[str, Any]) -> float | None:
+def wall_seconds(reckoned: Record) -> float | None:
     """The seconds of all attempts and between them, of what `reckon` returned; None where nothing was trained."""
     share = reckoned.get("goodput_share")
     return reckoned["goodput"]["train"] / share if share else None
@@ -219,7 +229,7 @@ def ended_by(exit_code: int, error: str | None) -> str:
     return told.get(exit_code) or f"failed: {(error or '').strip().partition(chr(10))[0]}"
 
 
-def describe(reckoned: Mapping[str, Any]) -> str:
+def describe(reckoned: Record) -> str:
     """Words the goodput in one line: "goodput 83.1 %: train 40.0 s, start-up 5.1 s, ..."; "" when there is none."""
     if reckoned.get("goodput_share") is None:
         return ""
@@ -229,37 +239,18 @@ def describe(reckoned: Mapping[str, Any]) -> str:
     return f"goodput {reckoned['goodput_share']:.1%} over {number} attempt{'s' * (number > 1)}: {told}"
 
 
-def _shown(
-    number: int, attempt: _Attempt, seconds: Mapping[str, float], later: Sequence[_Attempt], before: list[dict]
-) -> dict[str, Any]:
-    # An attempt that ended before it had restored anything stood where the next one began.
-    following = [other.first_step for other in later if other.first_step is not None]
-    nowhere = following[0] if following else before[-1]["to_step"] if before else 0
-    is_last = not later
-    return {
-        "number": number,
-        "started": attempt.started,
-        "ended": attempt.ended,
-        "ended_by": attempt.ended_by or (RUNNING if is_last else _UNKNOWN),
-        "from_step": nowhere if attempt.first_step is None else attempt.first_step,
-        "to_step": attempt.of_chief[-1]["step"] if attempt.of_chief else nowhere,
-        "seconds": dict(seconds),
-    }
-
-
 def _attempts(model_dir: str) -> list[_Attempt]:
     found: dict[str, _Attempt] = {}
     for record in filter(_is_whole, _lines(model_dir)):
-        name = record["attempt"]
-        while "step" not in record and f"{name}{_AGAIN}" in found:  # the supervisor knows of no rewinds
+        name, is_of_chief = record["attempt"], "step" in record
+        while not is_of_chief and f"{name}{_AGAIN}" in found:  # the supervisor knows of no rewinds
             name += _AGAIN
         attempt = found.setdefault(name, _Attempt(started=record["started"]))
-        if "step" in record:
+        if is_of_chief or _AGAIN not in name:
             attempt.started = min(attempt.started, record["started"])
+        if is_of_chief:
             attempt.of_chief.append(record)
         else:
-            if _AGAIN not in name:
-                attempt.started = min(attempt.started, record["started"])
             attempt.by_supervisor = record
     return list(found.values())
 
@@ -278,7 +269,3 @@ def _is_whole(record: Any) -> bool:
     of_supervisor = "step" not in record and isinstance(record.get("ended_by"), str)
     numbers = [record.get("time"), record.get("started"), *(record["seconds"].values() if of_chief else ())]
     return (of_chief or of_supervisor) and all(isinstance(number, int | float) for number in numbers)
-
-
-def _of(record: Mapping[str, Any], name: str) -> float:
-    return float(record["seconds"].get(name, 0.0))

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import launcher
 from launcher.errors import notebook
 from launcher.reporting import panels
+from launcher.reporting.strict_json import Record
 from launcher.reporting.units import clock
 
 # Between two ticks of a clock on a terminal, and between two moves of the line that follow no log event.
@@ -131,16 +132,16 @@ class Console:
     def progress(self, step: int) -> None:
         pass
 
-    def train(self, event: Mapping[str, Any]) -> None:
+    def train(self, event: Record) -> None:
         text, epochs = self._progress.text(event), self._progress.epochs
         is_due = time.monotonic() - self._said_at > _AGAIN_SECONDS
         if epochs is None or (epochs.verbose == 1 and is_due):
             self.note(text)
 
-    def epoch(self, event: Mapping[str, Any]) -> None:
+    def epoch(self, event: Record) -> None:
         self.note(self._progress.text(event), "bold")
 
-    def evaluation(self, event: Mapping[str, Any]) -> None:
+    def evaluation(self, event: Record) -> None:
         self._print(panels.evaluation_text(event), "bold")
 
     def note(self, text: str, style: str = "yellow") -> None:
@@ -199,7 +200,7 @@ class NotebookConsole(Console):
     def __init__(self, stream: TextIO, progress: panels.ProgressText):
         super().__init__(stream, progress)
         self._line = CellLine()
-        self._event: Mapping[str, Any] = {}
+        self._event: Record = {}
 
     @contextlib.contextmanager
     def waiting(self, text: object) -> Iterator[None]:
@@ -211,7 +212,7 @@ class NotebookConsole(Console):
     def progress(self, step: int) -> None:
         self.train({**self._event, "step": step})
 
-    def train(self, event: Mapping[str, Any]) -> None:
+    def train(self, event: Record) -> None:
         self._event = event
         self._line.show(self._progress.text(event), int(event["step"]) / self._progress.total_steps)
 
@@ -232,7 +233,7 @@ class LiveConsole(Console):
         super().__init__(stream, progress)
         self._console = rich_console(stream)
         self._live: Any = None
-        self._event: Mapping[str, Any] = {}
+        self._event: Record = {}
         self._moved_at = 0.0
 
     @contextlib.contextmanager
@@ -258,7 +259,7 @@ class LiveConsole(Console):
         if time.monotonic() - self._moved_at >= _MOVE_SECONDS:
             self.train({**self._event, "step": step})
 
-    def train(self, event: Mapping[str, Any]) -> None:
+    def train(self, event: Record) -> None:
         self._event, self._moved_at = event, time.monotonic()
         if self._live is None:
             self._live = live_line(self._console)

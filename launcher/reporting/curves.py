@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.reporting import strict_json
 from launcher.reporting.run_folder import RunFolder
+from launcher.reporting.strict_json import Record
 
 # What a screen can show; more would make the page slow and large.
 MOST_POINTS = 1500
@@ -42,9 +43,9 @@ class Charts:
       constant: measurements that have no panel, because they never change.
     """
 
-    groups: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    panels: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
-    marks: Sequence[Mapping[str, Any]] = ()
+    groups: Mapping[str, Record] = dataclasses.field(default_factory=dict)
+    panels: Mapping[str, Sequence[Record]] = dataclasses.field(default_factory=dict)
+    marks: Sequence[Record] = ()
     constant: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -117,31 +118,25 @@ def ordered(names: Iterable[str], best_metric: str | None) -> list[str]:
     return list(dict.fromkeys([*first, *(name for name in found if name not in last), *last]))
 
 
-def axes(folder: RunFolder, events: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def axes(folder: RunFolder, events: Sequence[Record]) -> dict[str, list[float]]:
     """Steps, seconds since the beginning, and epochs where they are known."""
-    steps = [event["step"] for event in events]
-    found: dict[str, list[float]] = {"step": steps}
-    began = folder.began
-    if began is not None and all("time" in event for event in events):
-        found["time"] = [round(event["time"] - began, 1) for event in events]
-    per_epoch = folder.record.steps_per_epoch if folder.record else None
-    if per_epoch:
-        found["epoch"] = [round(step / per_epoch, 3) for step in steps]
-    return found
+    places = [_place(folder, event["step"], event.get("time")) for event in events]
+    known = [name for name in places[0] if all(name in place for place in places)]
+    return {name: [place[name] for place in places] for name in known}
 
 
-def values(events: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+def values(events: Sequence[Record], name: str) -> list[float | None]:
     """A column, None where it was not finite; [] where nothing of it is a number."""
     column = [_number(event.get(name)) for event in events]
     return column if any(value is not None for value in column) else []
 
 
-def thinned(events: Sequence[Mapping[str, Any]], most: int = MOST_POINTS) -> list[Mapping[str, Any]]:
+def thinned(events: Sequence[Record], most: int = MOST_POINTS) -> list[Record]:
     """At most so many events: of each stretch those with the lowest and the highest loss, so that spikes stay."""
     if len(events) <= most:
         return list(events)
     size = math.ceil(2 * len(events) / most)
-    kept: list[Mapping[str, Any]] = []
+    kept: list[Record] = []
     for start in range(0, len(events), size):
         part = range(start, min(start + size, len(events)))
         losses = {index: loss for index in part if (loss := _number(events[index].get("loss"))) is not None}
@@ -182,7 +177,7 @@ def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:
     if at is not None and folder.began is not None:
         place["time"] = round(at - folder.began, 1)
     if folder.record and folder.record.steps_per_epoch:
-        place["epoch"] = step / folder.record.steps_per_epoch
+        place["epoch"] = round(step / folder.record.steps_per_epoch, 3)
     return place
 
 

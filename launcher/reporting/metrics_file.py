@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import EXIT_RETRY, LauncherError
 from launcher.reporting import strict_json
+from launcher.reporting.strict_json import Record
 
 FILE_NAME = "metrics.jsonl"
 FIRST_FIELDS = ("step", "split", "loss")
@@ -105,7 +106,7 @@ class MetricsFile:
                 with self._path.open("rb") as file:
                     os.fsync(file.fileno())
 
-    def append(self, split: str, event: Mapping[str, Any]) -> None:
+    def append(self, split: str, event: Record) -> None:
         """Writes an event, and those that wait; MetricsWriteError where the disk refuses, and all of them wait."""
         self._waiting.append(_ordered(split, event, self._clock()))
         with _refusals_told(self._path):
@@ -126,7 +127,7 @@ def read_events(model_dir: str) -> list[dict[str, Any]]:
     return [event for event in strict_json.read_lines(Path(model_dir, FILE_NAME)) if _is_whole(event)]
 
 
-def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]:
+def _ordered(split: str, event: Record, now: float) -> dict[str, Any]:
     fields: dict[str, Any] = {"step": int(event["step"]), "split": split}
     own = [name for name in event if name not in (*FIRST_FIELDS, *LAST_FIELDS)]
     for name in ("loss", *own, *LAST_FIELDS):
@@ -137,7 +138,7 @@ def _ordered(split: str, event: Mapping[str, Any], now: float) -> dict[str, Any]
     return {**fields, "time": now}
 
 
-def _is_whole(event: Mapping[str, Any]) -> bool:
+def _is_whole(event: Record) -> bool:
     return isinstance(event.get("step"), int) and isinstance(event.get("time", 0), int | float)
 
 

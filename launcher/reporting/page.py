@@ -90,7 +90,8 @@ def details(summary: str, body: str) -> str:
 
 
 def paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
+    """The text; nothing without any."""
+    return f"<p>{html.escape(text)}</p>" if text else ""
 
 
 def tile(value: str, name: str) -> str:

@@ -1,10 +1,11 @@
 """Words of the console: the plan in groups, how far and how good a run is at a log event, and how it ended."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from launcher.reporting import attempts, strict_json
 from launcher.reporting.metrics_file import LAST_FIELDS
+from launcher.reporting.strict_json import Record
 from launcher.reporting.units import clock
 
 _WHERE = (
@@ -61,7 +62,7 @@ class ProgressText:
         self._clock, self.epochs = clock, epochs
         self._first: tuple[int, float] | None = None
 
-    def text(self, event: Mapping[str, Any], width: int | None = None) -> str:
+    def text(self, event: Record, width: int | None = None) -> str:
         """Returns the words; within `width` characters, those of speed and time to go rather than measurements."""
         step = int(event["step"])
         place, measured, pace, scale = [f"step {step}/{self.total_steps}"], _measurements(event), [], []
@@ -92,20 +93,18 @@ class ProgressText:
         return (now - since) / (step - first_step) * (self.total_steps - step)
 
 
-def evaluation_text(event: Mapping[str, Any]) -> str:
+def evaluation_text(event: Record) -> str:
     """Words an evaluation: step, loss, the task's metrics."""
     return "  ".join([f"evaluation at step {int(event['step'])}", *_measurements(event)])
 
 
-def _measurements(event: Mapping[str, Any]) -> list[str]:
+def _measurements(event: Record) -> list[str]:
     names = [name for name in ("loss", *event) if name in event]
     shown = dict.fromkeys(name for name in names if name == "loss" or name not in _NOT_THE_TASKS)
     return [f"{name} {strict_json.number(event[name]):.4g}" for name in shown]
 
 
-def closing_rows(
-    summary: Mapping[str, Any], *, total_steps: int, best: tuple[str, float, int] | None, report: str | None
-) -> Rows:
+def closing_rows(summary: Record, *, total_steps: int, best: tuple[str, float, int] | None, report: str | None) -> Rows:
     """End of a run, as `make_summary` has it; `best` is metric, value and step, `report` the path of its page."""
     seconds, took = summary["seconds"], ""
     if (number := len(summary.get("attempts", ()))) > 1 and summary.get("goodput_share"):
@@ -126,7 +125,7 @@ def closing_rows(
     return [*rows, ("report", report)] if report else rows
 
 
-def _shares(seconds: Mapping[str, Any]) -> str:
+def _shares(seconds: Record) -> str:
     """Shares of the time, the largest first; what is below a percent and what is in no phase is the rest."""
     total = seconds["total"]
     if total <= 0:

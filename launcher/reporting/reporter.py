@@ -17,6 +17,7 @@ from launcher.reporting.report import FILE_NAME as REPORT
 from launcher.reporting.report import LiveReport
 from launcher.reporting.run_folder import RunRecord
 from launcher.reporting.sinks import RunStart, Sink, Sinks
+from launcher.reporting.strict_json import Record
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
 
@@ -57,7 +58,7 @@ class Reporter:
         self._first_step = 0
         self._config, self._epochs = config, epochs
         self.of_epoch: Callable[[], Mapping[str, float]] = dict
-        self._last: Mapping[str, Any] = {}
+        self._last: Record = {}
         if not is_chief:
             return
         self._console = make_console(total_steps=total_steps, stream=stream, clock=clock, epochs=epochs)
@@ -92,7 +93,7 @@ class Reporter:
         if self._is_chief:
             self._page.begin(record)
 
-    def train(self, event: Mapping[str, Any]) -> None:
+    def train(self, event: Record) -> None:
         """Reports training up to `event["step"]`: loss, the task's metrics, and the fields of `MetricsFile`."""
         if self._is_chief:
             self._guarded(self._metrics.append, "train", event)
@@ -101,7 +102,7 @@ class Reporter:
             self._console.train({**event, **self.of_epoch()})
             self._page.event()
 
-    def evaluation(self, event: Mapping[str, Any]) -> None:
+    def evaluation(self, event: Record) -> None:
         """Reports an evaluation: step, loss, the task's metrics."""
         if self._is_chief:
             self._guarded(self._metrics.append, "eval", event)
@@ -121,13 +122,13 @@ class Reporter:
             self._sinks.tell("samples", step, samples)
             self._page.samples(step, samples)
 
-    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+    def precision(self, event: Record, exponents: Record) -> None:
         """Reports what was seen of gradients after `event["step"]` steps: see `precision_watch.Sample`."""
         if self._is_chief:
             self._guarded(self._metrics.append, "precision", event)
             self._sinks.tell("precision", event, exponents)
 
-    def spike(self, event: Mapping[str, Any]) -> None:
+    def spike(self, event: Record) -> None:
         """Reports a spike of loss or gradient norm, or that the run went back for it to `event["step"]`."""
         if self._is_chief:
             self._guarded(self._metrics.append, "spike", event)
@@ -159,7 +160,7 @@ class Reporter:
 
     def finish(
         self,
-        summary: Mapping[str, Any],
+        summary: Record,
         *,
         best: tuple[str, float, int] | None = None,
         commands: Mapping[str, str] = MappingProxyType({}),

@@ -17,6 +17,7 @@ from launcher.config import gin_files
 from launcher.config.bound_types import as_tuples
 from launcher.errors import UsageError
 from launcher.reporting import attempts, metrics_file, strict_json, summary
+from launcher.reporting.strict_json import Record
 
 RECORD = "run.json"
 CONFIG = "config.gin"
@@ -99,12 +100,12 @@ class RunFolder:
 
     path: Path
     record: RunRecord | None
-    summary: Mapping[str, Any]
+    summary: Record
     status: str
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[Record]
     attempts: Sequence[AttemptRecord]
     config: Mapping[str, str]
-    samples: Mapping[str, Any]
+    samples: Record
 
     @property
     def name(self) -> str:
@@ -134,7 +135,7 @@ class RunFolder:
             return own
         return max(max(ends) - self.began, own or 0.0)
 
-    def of_split(self, split: str) -> list[Mapping[str, Any]]:
+    def of_split(self, split: str) -> list[Record]:
         return [event for event in self.events if event.get("split") == split]
 
     @property
@@ -153,7 +154,7 @@ class RunFolder:
         return self.best_metric in LOW_IS_BEST
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
+    def best(self) -> Record | None:
         """The best evaluation by that metric, the first of equals."""
         name = self.best_metric
         found = [event for event in self.of_split("eval") if name and event.get(name) is not None]

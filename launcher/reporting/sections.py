@@ -55,11 +55,10 @@ def curves(folder: RunFolder) -> Section | None:
     if charts.constant:
         told = ", ".join(f"{name.replace('_', ' ')} {page.show(value)}" for name, value in charts.constant.items())
         notes.append(f"Constant: {told}.")
-    skipped = skipped_steps(folder)
-    if skipped:
+    if skipped := skipped_steps(folder):
         notes.append(f"Steps skipped because gradients were not finite, or above a limit: {skipped:g}.")
     body = page.chart_tools(charts) + page.panels("curves")
-    return Section("Curves", body + (page.paragraph(" ".join(notes)) if notes else ""), charts)
+    return Section("Curves", body + page.paragraph(" ".join(notes)), charts)
 
 
 def spikes(folder: RunFolder) -> Section | None:
@@ -144,7 +143,7 @@ def where_the_time_went(folder: RunFolder) -> Section | None:
     text = f"Goodput: {share:.1%} of the wall time went into steps that count." if _is_number(share) else ""
     if not isinstance(goodput, Mapping) and len(folder.attempts) > 1:
         text = "Of the last attempt only."
-    return Section("Where the time went", page.bar(parts, words) + (page.paragraph(text) if text else ""))
+    return Section("Where the time went", page.bar(parts, words) + page.paragraph(text))
 
 
 def workers(folder: RunFolder) -> Section | None:
@@ -158,7 +157,7 @@ def workers(folder: RunFolder) -> Section | None:
     cells = [[_cell(name, row.get(name)) for name in names] for row in rows]
     body = page.grid([[title(name.replace("_seconds", " time a step")) for name in names], *cells])
     slow = folder.summary.get("slow_worker")
-    return Section("Workers", body + ("" if slow is None else page.paragraph(f"Worker {slow} is a straggler.")))
+    return Section("Workers", body + page.paragraph("" if slow is None else f"Worker {slow} is a straggler."))
 
 
 def kernels(folder: RunFolder) -> Section | None:

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.config import gin_files
 from launcher.errors import LauncherError
 from launcher.machine import exit_barrier
+from launcher.reporting.strict_json import Record
 
 PICTURE = "data:image/png;base64,"
 """Beginning of the first part of a sample where a picture was given to the model."""
@@ -73,21 +74,21 @@ class Sink:
     def started(self, run: RunStart) -> None:
         """The first event is about to come."""
 
-    def train(self, event: Mapping[str, Any]) -> None:
+    def train(self, event: Record) -> None:
         """A log event of the training: `step`, `loss` and the other numbers of metrics.jsonl."""
         self.measured("train", event)
 
-    def evaluation(self, event: Mapping[str, Any]) -> None:
+    def evaluation(self, event: Record) -> None:
         """An evaluation: `step`, `loss`, the task's metrics."""
         self.measured("eval", event)
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         """Either of these two, "train" or "eval"."""
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
         """Some evaluation examples: what was given, what the model made of it and what was expected."""
 
-    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+    def precision(self, event: Record, exponents: Record) -> None:
         """Statistics of gradients; see `launcher.watch.precision_watch.Sample`."""
 
     def truncate_after(self, step: int) -> None:
@@ -96,7 +97,7 @@ class Sink:
         Also called later, when a run goes back to an earlier step.
         """
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Record) -> None:
         """The run has ended, whatever ended it; the contents of summary.json."""
 
     def close(self) -> None:

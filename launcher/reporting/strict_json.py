@@ -13,6 +13,9 @@ from launcher.machine import regular_file
 
 NON_FINITE = "non_finite"
 
+Record = Mapping[str, Any]
+"""An object of JSON, written or read: an event of a run, a summary."""
+
 
 def number(value: Any) -> int | float:
     """Returns a Python number for a Python, NumPy or TensorFlow scalar."""
@@ -25,7 +28,7 @@ def number(value: Any) -> int | float:
     raise TypeError(f"a measurement is one number, got {value!r}")
 
 
-def dumps(record: Mapping[str, Any], *, indent: int | None = None) -> str:
+def dumps(record: Record, *, indent: int | None = None) -> str:
     """Strings, booleans, None, numbers (also NumPy and TensorFlow scalars), mappings and lists of them as strict JSON.
 
     Values that are NaN or infinite become null, and their dotted names are listed under "non_finite":
@@ -83,12 +86,12 @@ def replace_file(path: Path, content: str) -> Path:
         raise
 
 
-def write(path: Path, record: Mapping[str, Any], *, indent: int = 2) -> None:
+def write(path: Path, record: Record, *, indent: int = 2) -> None:
     """Writes a record as a whole file; see `replace_file`."""
     replace_file(path, f"{dumps(record, indent=indent)}\n")
 
 
-def append(path: Path, record: Mapping[str, Any]) -> None:
+def append(path: Path, record: Record) -> None:
     """Appends a record as one line to a file of lines, in one write; half a line that a crash has left is ended first.
 
     OSError where the disk refuses it: nothing of it is in the file then.

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_RETRY, LauncherError
 from launcher.reporting import strict_json
+from launcher.reporting.strict_json import Record
 
 FILE_NAME = "summary.json"
 PHASES = ("startup", "compile", "train", "input_wait", "evaluate", "checkpoint")
@@ -25,14 +26,14 @@ def make_summary(
     *,
     exit_code: int,
     error: str | None,
-    metrics: Mapping[str, Mapping[str, Any]],
+    metrics: Mapping[str, Record],
     step: int,
     strategy: str | None,
     num_replicas: int | None,
     policy: str | None,
     loss_scale: float | None,
     seconds: Mapping[str, float],
-    measured: Mapping[str, Any] | None = None,
+    measured: Record | None = None,
 ) -> dict[str, Any]:
     """Returns the contents of summary.json; strategy, replicas and policy are None when the run ended before them.
 
@@ -71,7 +72,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_summary(model_dir: str, summary: Mapping[str, Any]) -> None:
+def write_summary(model_dir: str, summary: Record) -> None:
     """Writes DIR/summary.json atomically; SummaryWriteError where that cannot be, and an older one is as it was."""
     path = Path(model_dir, FILE_NAME)
     try:

@@ -19,7 +19,9 @@ import tensorflow as tf
 
 from launcher.reporting import strict_json
 from launcher.reporting.sinks import PICTURE, RunStart, Sink
+from launcher.reporting.strict_json import Record
 
+_protobuf = tf.compat.v1  # where TensorFlow has the classes of TensorBoard's records
 _FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
 
@@ -42,7 +44,7 @@ class TensorBoard(Sink):
     def started(self, run: RunStart) -> None:
         self._start = run
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         self._add(split, int(event["step"]), _scalars(event))
 
     def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
@@ -52,18 +54,18 @@ class TensorBoard(Sink):
         values = [_text("samples", _table(["given", "the model's", "expected"], shown))]
         self._add("eval", step, [*values, *([_images("pictures", pictures)] if pictures else [])])
 
-    def precision(self, event: Mapping[str, Any], exponents: Mapping[str, Any]) -> None:
+    def precision(self, event: Record, exponents: Record) -> None:
         """Writes the numbers of an event, and by tag how many values there are of each float32 exponent, 256 bins."""
         numbers = {name: value for name, value in event.items() if not isinstance(value, str | Mapping)}
         histograms = [
-            tf.compat.v1.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
+            _protobuf.Summary.Value(tag=f"exponents/{name}", histo=_histogram(counts))
             for name, counts in exponents.items()
         ]
         self._add("precision", int(event["step"]), [*_scalars(numbers), *histograms])
 
     def truncate_after(self, step: int) -> None:
         """Makes TensorBoard forget what an earlier attempt logged past `step`."""
-        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        start = _protobuf.SessionLog(status=_protobuf.SessionLog.START)
         for run in ("train", "eval", "precision"):
             if (self._directory / run).is_dir():
                 self._record(run, step=step + 1, session_log=start)
@@ -78,17 +80,17 @@ class TensorBoard(Sink):
             start, self._start = self._start, None
             config = textwrap.indent(start.config, "    ")
             texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", config)]
-            self._record(run, step=start.step, summary=tf.compat.v1.Summary(value=texts))
+            self._record(run, step=start.step, summary=_protobuf.Summary(value=texts))
             if hyperparameters := _hyperparameters(start):
                 self._record(run, step=start.step, summary=hyperparameters)
-        self._record(run, step=step, summary=tf.compat.v1.Summary(value=values))
+        self._record(run, step=step, summary=_protobuf.Summary(value=values))
 
     def _record(self, run: str, **fields: Any) -> None:
         if run not in self._writers:
             self._writers[run] = tf.io.TFRecordWriter(str(self._new_file(run)))
-            version = tf.compat.v1.Event(wall_time=self._clock(), file_version="brain.Event:2")
+            version = _protobuf.Event(wall_time=self._clock(), file_version="brain.Event:2")
             self._writers[run].write(version.SerializeToString())
-        self._writers[run].write(tf.compat.v1.Event(wall_time=self._clock(), **fields).SerializeToString())
+        self._writers[run].write(_protobuf.Event(wall_time=self._clock(), **fields).SerializeToString())
         self._writers[run].flush()
 
     def _new_file(self, run: str) -> Path:
@@ -100,9 +102,9 @@ class TensorBoard(Sink):
         return folder / f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.v2"
 
 
-def _scalars(event: Mapping[str, Any]) -> list[Any]:
+def _scalars(event: Record) -> list[Any]:
     return [
-        tf.compat.v1.Summary.Value(tag=name, simple_value=strict_json.number(value))
+        _protobuf.Summary.Value(tag=name, simple_value=strict_json.number(value))
         for name, value in event.items()
         if name != "step"
     ]
@@ -124,8 +126,8 @@ def _images(tag: str, pictures: Sequence[bytes]) -> Any:
 
 
 def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
-    metadata = tf.compat.v1.SummaryMetadata(plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name=plugin))
-    return tf.compat.v1.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto(strings))
+    metadata = _protobuf.SummaryMetadata(plugin_data=_protobuf.SummaryMetadata.PluginData(plugin_name=plugin))
+    return _protobuf.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto(strings))
 
 
 def _hyperparameters(start: RunStart) -> Any:
@@ -134,17 +136,17 @@ def _hyperparameters(start: RunStart) -> Any:
     except ImportError:
         return None
     summary = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir)
-    return tf.compat.v1.Summary.FromString(summary.SerializeToString())
+    return _protobuf.Summary.FromString(summary.SerializeToString())
 
 
 def _histogram(counts: Any) -> Any:
     """TensorBoard's histogram of the exponents of finite values that are not zero; bin e has the exponent e - 127."""
     found = np.flatnonzero(counts[1:-1]) + 1
     if not len(found):
-        return tf.compat.v1.HistogramProto()
+        return _protobuf.HistogramProto()
     bins = np.arange(found[0], found[-1] + 1)
     values, numbers = bins - 127.0, np.asarray(counts, np.float64)[bins]
-    return tf.compat.v1.HistogramProto(
+    return _protobuf.HistogramProto(
         min=values[0],
         max=values[-1] + 1,
         num=numbers.sum(),

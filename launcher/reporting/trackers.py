@@ -27,6 +27,7 @@ from launcher.machine import installation
 from launcher.reporting import strict_json
 from launcher.reporting.panels import ProgressText
 from launcher.reporting.sinks import RunStart, Sink
+from launcher.reporting.strict_json import Record
 
 _LOOPBACK = "127.0.0.1"
 _TRAINJOB_SECONDS = 5.0  # between two updates, which is as often as Trainer asks for, and for one
@@ -64,10 +65,10 @@ class WandbSink(Sink):
         # Its own counter of steps refuses a step that is not larger than the last, as an evaluation's.
         self._run.define_metric("*", step_metric="step")
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         self._run.log({"step": event["step"], **_numbers(split, event)})
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Record) -> None:
         if self._run is not None:
             self._run.finish(exit_code=summary["exit_code"])
             self._run = None
@@ -104,19 +105,19 @@ class MlflowSink(Sink):
             client.log_param(self._run, name, value)
         client.log_text(self._run, run.config, "config.gin")
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         for name, value in _numbers(split, event).items():
             taken = re.sub(r"[^\w./ -]", "_", name)  # top@5 is none that MLflow takes
             self._client.log_metric(self._run, taken, value, step=int(event["step"]))
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Record) -> None:
         if self._client is not None:
             status = {"completed": "FINISHED", "preempted": "KILLED"}.get(summary["status"], "FAILED")
             self._client.set_terminated(self._run, status)
             self._client = None
 
 
-def _numbers(split: str, event: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(split: str, event: Record) -> dict[str, float]:
     return {f"{split}/{name}": strict_json.number(value) for name, value in event.items() if name != "step"}
 
 
@@ -139,14 +140,14 @@ class TrainJobStatus(Sink):
     def started(self, run: RunStart) -> None:
         self._progress = ProgressText(run.total_steps, time.monotonic)
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         self._numbers |= _numbers(split, event)
         step = int(event["step"])
         to_go = self._progress.seconds_to_go(step)
         if time.monotonic() >= self._next:
             self._tell(100 * step // self._progress.total_steps, to_go)
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Record) -> None:
         if summary["status"] == "completed":
             self._tell(100, 0.0)
 
@@ -199,7 +200,7 @@ class Prometheus(Sink):
         self._server.shutdown()
         self._server.server_close()
 
-    def measured(self, split: str, event: Mapping[str, Any]) -> None:
+    def measured(self, split: str, event: Record) -> None:
         self._gauge("launcher_step").set(int(event["step"]))
         for name, value in event.items():
             self._gauge(re.sub(r"\W", "_", f"launcher_{split}_{name}")).set(strict_json.number(value))
