@@ -36,7 +36,7 @@ def constant(*, peak: float = gin.REQUIRED, warmup_steps: int = 0, warmup_fracti
     Args:
       warmup_fraction: linear warm-up as a part of the run.
     """
-    return _warmed("constant", lambda progress: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction)
+    return _warmed("constant", lambda progress, *_: tf.ones_like(progress) * peak, peak, warmup_steps, warmup_fraction)
 
 
 @gin.configurable
@@ -55,7 +55,7 @@ def cosine(
     [0.01, 0.1, 0.05, 0.0]
     """
 
-    def shape(progress: tf.Tensor) -> tf.Tensor:
+    def shape(progress: tf.Tensor, *_: object) -> tf.Tensor:
         return final + (peak - final) * 0.5 * (1.0 + tf.cos(math.pi * progress))
 
     return _warmed("cosine", shape, peak, warmup_steps, warmup_fraction, final, decay_steps)
@@ -72,7 +72,7 @@ def linear(
 ) -> Schedule:
     """A straight line from `peak` to `final`."""
 
-    def shape(progress: tf.Tensor) -> tf.Tensor:
+    def shape(progress: tf.Tensor, *_: object) -> tf.Tensor:
         return peak + (final - peak) * progress
 
     return _warmed("linear", shape, peak, warmup_steps, warmup_fraction, final, decay_steps)
@@ -100,14 +100,12 @@ def inverse_square_root(
         check_value("inverse_square_root.width", width, width >= 1, "1 or more")
         peak = (width * warmup_steps) ** -0.5
     assert peak is not None
-    highest = _checked("inverse_square_root", peak, warmup_steps)
+    highest = peak
 
-    @no_autograph
-    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
-        number = tf.cast(step, tf.float32) + 1.0
-        return highest * tf.minimum(number / warmup_steps, tf.sqrt(warmup_steps / number))
+    def shape(_: object, step: tf.Tensor, __: object) -> tf.Tensor:
+        return highest * tf.sqrt(warmup_steps / (step + 1.0))
 
-    return schedule
+    return _warmed("inverse_square_root", shape, peak, warmup_steps)
 
 
 @gin.configurable
@@ -126,72 +124,31 @@ def step_decay(
       boundaries: ascending; all whole numbers of steps (>= 1), or all parts of the horizon (between 0 and 1).
       factor: what each boundary multiplies the rate by.
     """
-    _checked("step_decay", peak, warmup_steps, warmup_fraction, decay_steps=decay_steps)
     check_value("step_decay.factor", factor, 0.0 < factor <= 1.0, "more than 0 and at most 1")
     are_steps = _are_steps(boundaries)
 
-    @no_autograph
-    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
-        horizon = decay_steps or total_steps
+    def shape(_: object, step: tf.Tensor, horizon: int) -> tf.Tensor:
         # From the step with a boundary's number on, counted from 0, the rate is the lower one.
         reached = [float(boundary if are_steps else round(boundary * horizon)) for boundary in boundaries]
-        passed = tf.reduce_sum(tf.cast(tf.cast(step, tf.float32) >= tf.constant(reached), tf.float32))
-        ramp = _ramp(step, _warmup(horizon, warmup_steps, warmup_fraction))
-        return peak * ramp * tf.pow(tf.constant(factor, tf.float32), passed)
+        passed = tf.reduce_sum(tf.cast(step >= tf.constant(reached), tf.float32))
+        return peak * tf.pow(tf.constant(factor, tf.float32), passed)
 
-    return schedule
+    return _warmed("step_decay", shape, peak, warmup_steps, warmup_fraction, decay_steps=decay_steps)
 
 
 def _warmed(
     name: str,
-    shape: Callable[[tf.Tensor], tf.Tensor],
-    peak: float,
-    warmup_steps: int,
-    warmup_fraction: float,
-    final: float | None = None,
-    decay_steps: int | None = None,
-) -> Schedule:
-    """The schedule of this name: warm-up, and a shape of the progress after it."""
-    _checked(name, peak, warmup_steps, warmup_fraction, final, decay_steps)
-
-    @no_autograph
-    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
-        horizon = decay_steps or total_steps
-        warmup = _warmup(horizon, warmup_steps, warmup_fraction)
-        # A warm-up may be longer than a run that was cut short for a trial.
-        progress = (tf.cast(step, tf.float32) - warmup) / max(1, horizon - warmup)
-        after = shape(tf.clip_by_value(progress, 0.0, 1.0))
-        return tf.where(tf.cast(step, tf.float32) < warmup, peak * _ramp(step, warmup), after)
-
-    return schedule
-
-
-def _warmup(horizon: int, warmup_steps: int, warmup_fraction: float) -> int:
-    return warmup_steps or round(warmup_fraction * horizon)
-
-
-def _ramp(step: tf.Tensor, warmup: int) -> tf.Tensor:
-    """Rises to 1 in `warmup` steps and stays there."""
-    return tf.minimum(1.0, (tf.cast(step, tf.float32) + 1.0) / max(1, warmup))
-
-
-def _are_steps(boundaries: Sequence[float]) -> bool:
-    steps = all(isinstance(boundary, int) and boundary >= 1 for boundary in boundaries)
-    parts = all(isinstance(boundary, float) and 0.0 < boundary < 1.0 for boundary in boundaries)
-    if not boundaries or not (steps or parts) or list(boundaries) != sorted(set(boundaries)):
-        raise UsageError(f"step_decay.boundaries = {boundaries!r}: must be ascending steps, or shares of the run")
-    return steps
-
-
-def _checked(
-    name: str,
+    shape: Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor],
     peak: float,
     warmup_steps: int,
     warmup_fraction: float = 0.0,
     final: float | None = None,
     decay_steps: int | None = None,
-) -> float:
-    """Returns the peak; raises UsageError where an argument is out of range."""
+) -> Schedule:
+    """The schedule of this name: warm-up, and a shape of the progress after it, the step and the horizon.
+
+    Raises UsageError where an argument is out of range.
+    """
     check_value(f"{name}.peak", peak, math.isfinite(peak) and peak > 0.0, "a finite learning rate above 0")
     check_value(f"{name}.final", final, final is None or 0.0 <= final <= peak, f"from 0 to the peak, {peak}")
     check_value(f"{name}.warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more")
@@ -200,4 +157,22 @@ def _checked(
         raise UsageError(f"{name}.warmup_steps = {warmup_steps} and warmup_fraction = {warmup_fraction}: bind one")
     if decay_steps is not None and decay_steps <= warmup_steps:
         raise UsageError(f"{name}.decay_steps = {decay_steps}: must be more than warmup_steps, {warmup_steps}")
-    return peak
+
+    @no_autograph
+    def schedule(step: tf.Tensor, total_steps: int) -> tf.Tensor:
+        step, horizon = tf.cast(step, tf.float32), decay_steps or total_steps
+        warmup = warmup_steps or round(warmup_fraction * horizon)
+        # A warm-up may be longer than a run that was cut short for a trial.
+        progress = tf.clip_by_value((step - warmup) / max(1, horizon - warmup), 0.0, 1.0)
+        rising = peak * ((step + 1.0) / max(1, warmup))
+        return tf.where(step < warmup, rising, shape(progress, step, horizon))
+
+    return schedule
+
+
+def _are_steps(boundaries: Sequence[float]) -> bool:
+    steps = all(isinstance(boundary, int) and boundary >= 1 for boundary in boundaries)
+    parts = all(isinstance(boundary, float) and 0.0 < boundary < 1.0 for boundary in boundaries)
+    if not boundaries or not (steps or parts) or list(boundaries) != sorted(set(boundaries)):
+        raise UsageError(f"step_decay.boundaries = {boundaries!r}: must be ascending steps, or shares of the run")
+    return steps

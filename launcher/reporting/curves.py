@@ -166,9 +166,9 @@ def restarts(folder: RunFolder) -> list[dict[str, Any]]:
     """A mark for each attempt after the first: at the step it went on from, at the time the one before it ended."""
     found = []
     for before, attempt in zip(folder.attempts, folder.attempts[1:], strict=False):
-        if attempt.from_step is not None:
-            place = _place(folder, attempt.from_step, before.ended or attempt.started)
-            found.append({**place, "label": f"attempt {attempt.number}"})
+        if (step := attempt.get("from_step")) is not None:
+            place = _place(folder, step, before.get("ended") or attempt.get("started"))
+            found.append({**place, "label": f"attempt {attempt['number']}"})
     return found
 
 

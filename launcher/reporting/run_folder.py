@@ -25,7 +25,7 @@ SAMPLES = "samples.json"
 RUNNING = "running"
 UNFINISHED = "unfinished"
 
-_TABLES = ("seconds", "metrics", "versions", "goodput")  # of summary.json
+_TABLES = {"attempts": list, **dict.fromkeys(("seconds", "metrics", "versions", "goodput"), dict)}  # of summary.json
 
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
 """Measurements of which the lowest value is the best."""
@@ -74,18 +74,6 @@ class RunRecord:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttemptRecord:
-    """One start of the job: Unix seconds, steps, what ended it; None for what is not known."""
-
-    number: int
-    started: int | float | None = None
-    ended: int | float | None = None
-    ended_by: str = ""
-    from_step: int | None = None
-    to_step: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """Contents of a run's folder, as far as a report tells of them.
 
@@ -93,7 +81,7 @@ class RunFolder:
       record: as it began; None for a folder of an older version, or of a mode that does not train.
       summary: of the last attempt that could write one; empty without.
       status: completed, preempted, failed, running, or unfinished: begun, and neither ended nor known to run.
-      attempts: in order; empty where only one is known of.
+      attempts: in order, as `attempts.reckon` gives them; empty where only one is known of.
       config: the bindings of config.gin.
       samples: what the last evaluation wrote of examples.
     """
@@ -103,7 +91,7 @@ class RunFolder:
     summary: Record
     status: str
     events: Sequence[Record]
-    attempts: Sequence[AttemptRecord]
+    attempts: Sequence[Record]
     config: Mapping[str, str]
     samples: Record
 
@@ -128,7 +116,7 @@ class RunFolder:
         """Wall time over all attempts; not what passed until a run that was done was evaluated once more."""
         if (wall := attempts.wall_seconds(self.summary)) is not None:
             return wall
-        ends = [attempt.ended for attempt in self.attempts if attempt.ended is not None]
+        ends = [attempt["ended"] for attempt in self.attempts if attempt.get("ended") is not None]
         ends += [event["time"] for event in self.events[-1:] if "time" in event]
         own = self.summary.get("seconds", {}).get("total")
         if self.began is None or not ends:
@@ -168,7 +156,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
     path = Path(model_dir).absolute()
     record = read_record(path)
     ended = strict_json.read_object(path / summary.FILE_NAME)
-    ended = {name: value for name, value in ended.items() if name not in _TABLES or isinstance(value, dict)}
+    ended = {name: value for name, value in ended.items() if isinstance(value, _TABLES.get(name, object))}
     if record is not None and not _is_newer(path / summary.FILE_NAME, record.started):
         ended = {name: value for name, value in ended.items() if name == "attempts"}
     if (path / attempts.FILE_NAME).exists():  # newer than the summary, while it runs or when it was killed
@@ -180,7 +168,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         summary=ended,
         status=RUNNING if running else status,
         events=metrics_file.read_events(str(path)),
-        attempts=_attempts(ended.get("attempts")),
+        attempts=[one for one in ended.get("attempts", ()) if isinstance(one, dict) and "number" in one],
         config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
         samples=strict_json.read_object(path / SAMPLES),
     )
@@ -236,9 +224,3 @@ def _is_newer(path: Path, since: float) -> bool:
         return path.stat().st_mtime >= since - 1
     except OSError:
         return False
-
-
-def _attempts(told: Any) -> list[AttemptRecord]:
-    """Attempts of summary.json."""
-    rows = [_known(AttemptRecord, one) for one in told] if isinstance(told, list) else []
-    return [AttemptRecord(**row) for row in rows if "number" in row]

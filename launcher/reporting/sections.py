@@ -2,6 +2,7 @@
 
 import datetime
 import html
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,19 +108,21 @@ def attempts(folder: RunFolder) -> Section | None:
     if len(folder.attempts) < 2:
         return None
     rows: list[list[Any]] = [["Attempt", "Began", "Lasted", "Steps", "Ended by", "Steps repeated", "Down"]]
-    for index, one in enumerate(folder.attempts):
-        after = folder.attempts[index + 1] if index + 1 < len(folder.attempts) else None
-        lasted = one.ended - one.started if one.started is not None and one.ended is not None else None
-        steps = "-" if one.from_step is None else f"from {one.from_step:,}"
-        steps += "" if one.to_step is None else f" to {one.to_step:,}"
-        repeated = down = ""
-        if after is not None:
-            if one.to_step is not None and after.from_step is not None:
-                repeated = page.show(max(0, one.to_step - after.from_step))
-            if one.ended is not None and after.started is not None:
-                down = page.duration(max(0.0, after.started - one.ended))
-        began = _date(one.started)
-        rows.append([str(one.number), began, page.duration(lasted), steps, one.ended_by or "-", repeated, down])
+    for one, after in itertools.zip_longest(folder.attempts, folder.attempts[1:], fillvalue={}):
+        began, ended, first, last = (one.get(name) for name in ("started", "ended", "from_step", "to_step"))
+        again, down = after.get("from_step"), after.get("started")
+        steps = ("-" if first is None else f"from {first:,}") + ("" if last is None else f" to {last:,}")
+        rows.append(
+            [
+                str(one["number"]),
+                _date(began),
+                "-" if None in (began, ended) else page.duration(ended - began),
+                steps,
+                one.get("ended_by") or "-",
+                "" if None in (last, again) else page.show(max(0, last - again)),
+                "" if None in (ended, down) else page.duration(max(0.0, down - ended)),
+            ]
+        )
     kept = [place for place in range(len(rows[0])) if place == 0 or {row[place] for row in rows[1:]} - {"", "-"}]
     return Section("Attempts", page.grid([[row[place] for place in kept] for row in rows]))
 

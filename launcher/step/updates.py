@@ -126,37 +126,31 @@ def update(change: Change) -> tf.Tensor:
     """
     if change.config.selects:
         return _masked(change)
-    return _conditional_in_shards(change) if change.shards else _conditional(change)
+    return _conditional(change)
 
 
 def _conditional(change: Change) -> tf.Tensor:
-    """For a CPU or GPU, which computes one branch of a conditional."""
+    """For a CPU or GPU, which computes one branch of a conditional.
+
+    What replicas update shards of is put together between two of them, also as it was.
+    """
     no_flags = change.no_flags()
 
-    def make() -> tf.Tensor:
-        change.update_weights()
-        change.move_averages()
-        return tf.identity(no_flags)
-
-    # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
-    return tf.cond(change.checked.applied, make, change.flags)
-
-
-def _conditional_in_shards(change: Change) -> tf.Tensor:
-    """The same where a replica updates shards: they are put together between two conditionals, also as they were."""
-    no_flags = change.no_flags()
-    flags, *new = tf.cond(
-        change.checked.applied,
-        lambda: [no_flags, *change.update_weights()],
-        lambda: [change.flags(), *change.present_shards()],
-    )
-    change.put_together(new)
+    def make() -> list[tf.Tensor]:
+        new = change.update_weights()
+        if not change.shards:
+            change.move_averages()
+        return [tf.identity(no_flags), *new]
 
     def move() -> tf.Tensor:
         change.move_averages()
         return tf.constant(True)
 
-    tf.cond(change.checked.applied, move, lambda: tf.constant(False))
+    # Flags are looked at only where nothing is applied, so that a finite step pays nothing for them.
+    flags, *new = tf.cond(change.checked.applied, make, lambda: [change.flags(), *change.present_shards()])
+    if change.shards:
+        change.put_together(new)
+        tf.cond(change.checked.applied, move, lambda: tf.constant(False))
     return flags
 
 
