@@ -123,7 +123,6 @@ def _ensure_summary(model_dir: Path, since: attempts.Beginning, exit_code: int, 
         if path.stat().st_mtime >= since.time:
             summary.write_summary(os.fspath(model_dir), {**json.loads(path.read_bytes()), **reckoned})
             return
-    unknown: Mapping[str, Any] = dict.fromkeys(("strategy", "num_replicas", "policy", "loss_scale"))
     content = summary.make_summary(
         exit_code=exit_code,
         error=error,
@@ -131,7 +130,6 @@ def _ensure_summary(model_dir: Path, since: attempts.Beginning, exit_code: int, 
         step=max(0, step),
         seconds={"total": since.seconds},
         measured=reckoned,
-        **unknown,
     )
     with contextlib.suppress(summary.SummaryWriteError):
         summary.write_summary(os.fspath(model_dir), content)

@@ -30,7 +30,7 @@ _TOGETHER = 2**20
 
 
 class Checked(NamedTuple):
-    """Gradients ready to be applied, and the verdict on them.
+    """Gradients ready to be applied, and the check of them.
 
     Attributes:
       gradients: float32, of the mean loss over the true weight of the global batch.

@@ -78,10 +78,10 @@ def follow_run(model: keras.Model, policy: str) -> str | None:
         if not is_graph(saved.layer) or not is_from_config(saved.layer):
             continue
         inside = computing(saved.layer)
-        judged = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
-        if not judged or policy in judged:
+        policies = [f.layer.dtype_policy.name for f in inside if f.layer.weights and id(f.layer) not in outputs]
+        if not policies or policy in policies:
             continue
-        brought = max(set(judged), key=judged.count)
+        brought = max(set(policies), key=policies.count)
         for found in inside:
             layer = found.layer
             keeps = brought == "float32" and id(layer) in outputs

@@ -145,13 +145,13 @@ class Applications:
                 self._weights[place].value.assign(by_place.pop(place))
         trained = [Trained(place, self._weights[place], None) for place in by_place]
         local = [gradients.dense(one, self._weights[place].shape) * self._share for place, one in by_place.items()]
-        wire = gradients.to_reduce_dtype(local, config.reduce_dtype)
-        *sums, weight = gradients.reduce_sum([*wire, self._num_real], bucket_bytes=config.bucket_bytes)
+        sent = gradients.to_reduce_dtype(local, config.reduce_dtype)
+        *sums, weight = gradients.reduce_sum([*sent, self._num_real], bucket_bytes=config.bucket_bytes)
         checked = gradients.unscale_and_check(
             sums, scale=self._scale, nominal_weight=config.nominal_weight, true_weight=weight
         )
         if self._looks_only:
-            self._look(by_place, wire, sums)
+            self._look(by_place, sent, sums)
             return
         before, squares = self.checked, self.checked.squares + tf.square(checked.norm)
         checked = checked._replace(applied=tf.logical_and(checked.applied, before.applied))

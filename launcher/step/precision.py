@@ -1,4 +1,4 @@
-"""Numeric policy of a run: compute dtype, and the loss scale as a pure function of what was judged.
+"""Numeric policy of a run: compute dtype, the loss scale as a pure function of what was checked, and counters.
 
 A loss scale here is a small frozen object that never touches a variable: `initial()` gives the state and `update(state,
 finite)` the next one. Every replica evaluates the same function on the same reduced check, so all replicas agree
@@ -8,6 +8,7 @@ without another collective (Keras's own decides on replica 0 before the reductio
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, NamedTuple, Protocol
 
 import gin
@@ -15,7 +16,8 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.machine.no_autograph import no_autograph
+from launcher.machine.no_autograph import call_converted, no_autograph
+from launcher.step.gradients import Checked
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 
@@ -118,7 +120,7 @@ class DynamicLossScale:
 @gin.configurable
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedLossScale:
-    """The same scale for the whole run; overflowing steps are judged and skipped all the same.
+    """The same scale for the whole run; overflowing steps are checked and skipped all the same.
 
     Attributes:
       scale: the factor; 1 is no scaling.
@@ -139,6 +141,47 @@ class FixedLossScale:
             finite_steps=tf.where(finite, state.finite_steps + 1, 0),
             skips_at_floor=tf.where(finite, 0, state.skips_at_floor + 1),
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counters:
+    """The variables that steer a run; one copy a replica and always equal (aggregation NONE: assigns are local).
+
+    Attributes:
+      step: int64, steps done, skipped ones included; the data position follows from it.
+      skipped: int64, steps skipped so far.
+      limits: float32 [2], the mean loss and the gradient norm above which a step is skipped; None for no such rule.
+    """
+
+    step: tf.Variable
+    skipped: tf.Variable
+    scale: ScaleState
+    limits: tf.Variable | None = None
+
+    @classmethod
+    def make(cls, scale: ScaleState, *, has_limits: bool) -> Counters:
+        """Those of a run that begins with a state of the loss scale; under the strategy's scope."""
+
+        def variable(value: tf.Tensor, name: str) -> tf.Variable:
+            return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.NONE)
+
+        return cls(
+            step=variable(tf.constant(0, tf.int64), "step"),
+            skipped=variable(tf.constant(0, tf.int64), "skipped"),
+            scale=ScaleState(*(variable(value, name) for name, value in zip(ScaleState._fields, scale, strict=True))),
+            limits=variable(tf.fill([2], math.inf), "limits") if has_limits else None,
+        )
+
+    def advance(self, loss_scale: LossScale, checked: Checked, scale: tf.Tensor) -> None:
+        """Counts a step and moves the loss scale, whose value in this step was `scale`; in replica context."""
+        before = ScaleState(scale, *(tf.convert_to_tensor(variable) for variable in self.scale[1:]))
+        after = call_converted(loss_scale.update, before, checked.finite)
+        for variable, old, new in zip(self.scale, before, after, strict=True):
+            if new is not old:  # what is fixed costs nothing
+                # An empty global batch leaves the loss scale unchanged.
+                variable.assign(tf.where(checked.empty, old, new))
+        self.step.assign_add(1)
+        self.skipped.assign_add(tf.where(checked.applied, tf.constant(0, tf.int64), tf.constant(1, tf.int64)))
 
 
 def resolve_loss_scale(requested: Any, policy: str) -> LossScale:

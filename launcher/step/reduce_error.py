@@ -1,4 +1,4 @@
-"""What gradients cost and lose on the wire, known before a run starts."""
+"""Bytes and error of gradients that are reduced, known before a run starts."""
 
 import functools
 from collections.abc import Sequence

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.step.clipping import Clipping
-from launcher.step.counters import Counters
 from launcher.step.moving_average import MovingAverage
-from launcher.step.precision import LossScale
+from launcher.step.precision import Counters, LossScale
 from launcher.step.regularization import Penalty
 from launcher.step.statistics import Statistic
 from launcher.tasks.base import Task
@@ -74,7 +73,7 @@ class StepConfig:
 
     @property
     def checks_shards(self) -> bool:
-        """Whether a replica judges and clips its part alone of a gradient whose weight it updates a part of.
+        """Whether a replica checks and clips its part alone of a gradient whose weight it updates a part of.
 
         Of a sum that is used as a whole nowhere, a TPU's compiler reduces each replica's part alone.
         """

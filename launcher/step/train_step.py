@@ -106,8 +106,8 @@ class ReplicaStep:
         local = run(batch, scale, step)
         weights = zip(self._weights, self._parts.optimizer.shards, strict=True)
         trained = [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.traced.unused]
-        wire = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
-        sums = gradients.reduce_sum(local._replace(gradients=wire, watched=[]), bucket_bytes=config.bucket_bytes)
+        sent = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
+        sums = gradients.reduce_sum(local._replace(gradients=sent, watched=[]), bucket_bytes=config.bucket_bytes)
         checked = self._unscale_and_check(sums, trained, scale)
         learning_rate = self._parts.optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
@@ -128,7 +128,7 @@ class ReplicaStep:
         return reported(sums, checked, scale, learning_rate, non_finite)
 
     def _unscale_and_check(self, sums: LocalSums, trained: Sequence[Trained], scale: tf.Tensor) -> gradients.Checked:
-        """The verdict on the reduced gradients of `trained`, and on the mean loss where it has a limit."""
+        """The check of the reduced gradients of `trained`, and on the mean loss where it has a limit."""
         config, limits = self._config, self._counters.limits
         in_shards = [place for place, one in enumerate(trained) if config.checks_shards and one.shard]
         pairs = zip(trained, sums.gradients, strict=True)
@@ -185,7 +185,7 @@ class ReplicaStep:
 
         Returns:
           float32 [replicas + 1, trained variables]: 1 where a replica's own gradient is not finite; the last row tells
-          of the sums over replicas, which can overflow on the wire where no part does.
+          of the sums over replicas, which can overflow in the reduce dtype where no part does.
         """
         counters = self._counters
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)

@@ -19,11 +19,10 @@ from launcher.runtime import Runtime, initial_values
 from launcher.runtime.batches import share_of_host
 from launcher.runtime.traits import Training
 from launcher.step import flops, overflow
-from launcher.step.counters import Counters
 from launcher.step.local_pass import OwnTime, Watch
 from launcher.step.moving_average import MovingAverage
 from launcher.step.own_step import OwnStep
-from launcher.step.precision import LossScale
+from launcher.step.precision import Counters, LossScale
 from launcher.step.state import State
 from launcher.step.statistics import Statistic, candidates, is_moving, is_overwritten, usual
 from launcher.step.step_config import StepConfig, StepParts

@@ -1,6 +1,6 @@
-"""The update of one replica's variables, made or left out by one verdict, in a way for each kind of device.
+"""The update of one replica's variables, made or left out by one check, in a way for each kind of device.
 
-All replicas come to the same verdict, so what is local may stand in a conditional. A collective may not.
+The check is the same on all replicas, so what is local may stand in a conditional. A collective may not.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Change:
 
     Attributes:
       trained: the weights to update.
-      checked: their gradients and the verdict; of a weight with a shard, that of the shard if `config.checks_shards`.
+      checked: their gradients and the check; of a weight with a shard, that of the shard if `config.checks_shards`.
       moving: each statistic or overwritten weight, and what it gained in all microbatches of all replicas together.
       num_microbatches: of all replicas together, without those of padding alone.
       learning_rate: of this step.
