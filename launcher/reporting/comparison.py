@@ -13,6 +13,7 @@ import launcher
 from launcher.reporting import curves, page
 from launcher.reporting.page import Section
 from launcher.reporting.run_folder import RunFolder
+from launcher.reporting.strict_json import Record
 
 FILE_NAME = "compare.html"
 _ABSENT = "-"
@@ -35,21 +36,8 @@ class ComparedRuns:
 
     def results(self) -> dict[str, list[str]]:
         """Results by name: a cell for each run."""
-        found: dict[str, list[str]] = {"status": [folder.status for folder in self.folders]}
-        metrics = dict.fromkeys(folder.best_metric for folder in self.folders if folder.best_metric)
-        for name in metrics:
-            best = [folder.best if folder.best_metric == name else None for folder in self.folders]
-            found[f"best {name}"] = [
-                f"{page.show(event[name])} at step {page.show(event['step'])}" if event else _ABSENT for event in best
-            ]
-        last = [train[-1] if (train := folder.of_split("train")) else {} for folder in self.folders]
-        found["training loss"] = [page.show(event.get("loss")) for event in last]
-        found["steps"] = [page.show(event.get("step")) for event in last]
-        found["wall time"] = [page.duration(folder.seconds) for folder in self.folders]
-        found["seconds to best"] = [_seconds_to_best(folder) for folder in self.folders]
-        found["skipped steps"] = [page.show(event.get("skipped_steps")) for event in last]
-        found["attempts"] = [str(max(1, len(folder.attempts))) for folder in self.folders]
-        return {name: cells for name, cells in found.items() if any(cell not in (_ABSENT, "") for cell in cells)}
+        rows = _by_name([_results(folder) for folder in self.folders])
+        return {name: cells for name, cells in rows.items() if any(cell not in (_ABSENT, "") for cell in cells)}
 
     def differences(self) -> dict[str, list[str]]:
         """Facts of the plan, bindings and versions that are not the same in all runs."""
@@ -116,6 +104,26 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
     return labels
 
 
+def _results(folder: RunFolder) -> dict[str, str]:
+    last: Record = train[-1] if (train := folder.of_split("train")) else {}
+    best = folder.best
+    of_best = {}
+    if best is not None:
+        value = page.show(best[folder.best_metric])
+        of_best[f"best {folder.best_metric}"] = f"{value} at step {page.show(best['step'])}"
+        if folder.began is not None and "time" in best:
+            of_best["seconds to best"] = f"{best['time'] - folder.began:,.0f}"
+    return {
+        "status": folder.status,
+        **of_best,
+        "training loss": page.show(last.get("loss")),
+        "steps": page.show(last.get("step")),
+        "wall time": page.duration(folder.seconds),
+        "skipped steps": page.show(last.get("skipped_steps")),
+        "attempts": str(max(1, len(folder.attempts))),
+    }
+
+
 def _facts(folder: RunFolder) -> Mapping[str, str]:
     """Facts that the bindings do not say: where it ran, on what data."""
     if folder.record is None:
@@ -124,13 +132,16 @@ def _facts(folder: RunFolder) -> Mapping[str, str]:
     return {"recipe": ", ".join(folder.record.recipe), **plan}
 
 
+def _by_name(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """A row for each name in any of the tables, with a cell for each table."""
+    return {name: [table.get(name, _ABSENT) for table in tables] for table in tables for name in table}
+
+
 def _different(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     """Rows that are not the same in all tables; a table that is empty is not known and says nothing."""
-    known = [table for table in tables if table]
-    rows = {name: [table.get(name, _ABSENT) for table in tables] for table in known for name in table}
     return {
         name: cells
-        for name, cells in rows.items()
+        for name, cells in _by_name(tables).items()
         if len({cell for cell, table in zip(cells, tables, strict=True) if table}) > 1
     }
 
@@ -142,10 +153,3 @@ def score(folder: RunFolder) -> float:
 
 def _shortened(cell: str, size: int) -> str:
     return cell if len(cell) <= size else f"{cell[: size - 2]}.."
-
-
-def _seconds_to_best(folder: RunFolder) -> str:
-    best = folder.best
-    if best is None or folder.began is None or "time" not in best:
-        return _ABSENT
-    return f"{best['time'] - folder.began:,.0f}"

@@ -1,6 +1,7 @@
 """The curves of a run as data that the page's script draws: shared axes once, a panel a measurement."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -164,12 +165,10 @@ def skips(folder: RunFolder) -> list[dict[str, Any]]:
 
 def restarts(folder: RunFolder) -> list[dict[str, Any]]:
     """A mark for each attempt after the first: at the step it went on from, at the time the one before it ended."""
-    found = []
-    for before, attempt in zip(folder.attempts, folder.attempts[1:], strict=False):
-        if (step := attempt.get("from_step")) is not None:
-            place = _place(folder, step, before.get("ended") or attempt.get("started"))
-            found.append({**place, "label": f"attempt {attempt['number']}"})
-    return found
+    return [
+        {**_place(folder, attempt["from_step"], before["ended"]), "label": f"attempt {attempt['number']}"}
+        for before, attempt in itertools.pairwise(folder.attempts)
+    ]
 
 
 def _place(folder: RunFolder, step: int, at: float | None) -> dict[str, Any]:

@@ -26,6 +26,11 @@ RUNNING = "running"
 UNFINISHED = "unfinished"
 
 _TABLES = {"attempts": list, **dict.fromkeys(("seconds", "metrics", "versions", "goodput"), dict)}  # of summary.json
+_ATTEMPT = {
+    **dict.fromkeys(("number", "from_step", "to_step"), int),
+    **dict.fromkeys(("started", "ended"), int | float),
+    "ended_by": str,
+}
 
 LOW_IS_BEST = ("loss", "perplexity", "bits_per_byte")
 """Measurements of which the lowest value is the best."""
@@ -116,7 +121,7 @@ class RunFolder:
         """Wall time over all attempts; not what passed until a run that was done was evaluated once more."""
         if (wall := attempts.wall_seconds(self.summary)) is not None:
             return wall
-        ends = [attempt["ended"] for attempt in self.attempts if attempt.get("ended") is not None]
+        ends = [attempt["ended"] for attempt in self.attempts]
         ends += [event["time"] for event in self.events[-1:] if "time" in event]
         own = self.summary.get("seconds", {}).get("total")
         if self.began is None or not ends:
@@ -168,7 +173,7 @@ def read(model_dir: str | Path, *, running: bool = False) -> RunFolder:
         summary=ended,
         status=RUNNING if running else status,
         events=metrics_file.read_events(str(path)),
-        attempts=[one for one in ended.get("attempts", ()) if isinstance(one, dict) and "number" in one],
+        attempts=[*filter(_is_attempt, ended.get("attempts", ()))],
         config={name: repr(value) for name, value in gin_files.values(path / CONFIG).items()},
         samples=strict_json.read_object(path / SAMPLES),
     )
@@ -224,3 +229,7 @@ def _is_newer(path: Path, since: float) -> bool:
         return path.stat().st_mtime >= since - 1
     except OSError:
         return False
+
+
+def _is_attempt(row: Any) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(name), kind) for name, kind in _ATTEMPT.items())

@@ -107,24 +107,14 @@ def attempts(folder: RunFolder) -> Section | None:
     """Every start, what ended it and what that cost; nothing for a run that was started once."""
     if len(folder.attempts) < 2:
         return None
-    rows: list[list[Any]] = [["Attempt", "Began", "Lasted", "Steps", "Ended by", "Steps repeated", "Down"]]
-    for one, after in itertools.zip_longest(folder.attempts, folder.attempts[1:], fillvalue={}):
-        began, ended, first, last = (one.get(name) for name in ("started", "ended", "from_step", "to_step"))
-        again, down = after.get("from_step"), after.get("started")
-        steps = ("-" if first is None else f"from {first:,}") + ("" if last is None else f" to {last:,}")
-        rows.append(
-            [
-                str(one["number"]),
-                _date(began),
-                "-" if None in (began, ended) else page.duration(ended - began),
-                steps,
-                one.get("ended_by") or "-",
-                "" if None in (last, again) else page.show(max(0, last - again)),
-                "" if None in (ended, down) else page.duration(max(0.0, down - ended)),
-            ]
-        )
-    kept = [place for place in range(len(rows[0])) if place == 0 or {row[place] for row in rows[1:]} - {"", "-"}]
-    return Section("Attempts", page.grid([[row[place] for place in kept] for row in rows]))
+    rows = [["Attempt", "Began", "Lasted", "Steps", "Ended by", "Steps repeated", "Down"]]
+    for one, after in itertools.zip_longest(folder.attempts, folder.attempts[1:]):
+        lasted = page.duration(one["ended"] - one["started"])
+        steps = f"from {one['from_step']:,} to {one['to_step']:,}"
+        repeated = page.show(max(0, one["to_step"] - after["from_step"])) if after else ""
+        down = page.duration(max(0.0, after["started"] - one["ended"])) if after else ""
+        rows.append([str(one["number"]), _date(one["started"]), lasted, steps, one["ended_by"], repeated, down])
+    return Section("Attempts", page.grid(rows))
 
 
 def where_the_time_went(folder: RunFolder) -> Section | None:
