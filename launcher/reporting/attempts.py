@@ -146,12 +146,12 @@ class _Attempt:
         columns = {name: [record["seconds"].get(name, 0.0) for record in self.of_chief] for name in _TRAINING}
         return {name: float(np.interp(step, steps, seconds)) for name, seconds in columns.items()}
 
-    def seconds(self) -> collections.Counter[str]:
+    def seconds(self) -> dict[str, float]:
         """Seconds of all phases, "lost" and "down": what passed after the chief's last line has brought nothing."""
         if not self.of_chief:
-            return collections.Counter(startup=self.ended - self.started)  # type: ignore[arg-type]
+            return {"startup": self.ended - self.started}
         first, last = self.of_chief[0], self.of_chief[-1]
-        found = collections.Counter(last["seconds"])
+        found = collections.defaultdict[str, float](float, last["seconds"])
         found["startup"] += max(0.0, first["started"] - self.started)
         if rest := max(0.0, self.ended - last["time"]):
             found[{_END: "down", _AT: "lost", _BEGIN: "compile"}[last["is"]]] += rest

@@ -109,7 +109,7 @@ def _results(folder: RunFolder) -> dict[str, str]:
     best = folder.best
     of_best = {}
     if best is not None:
-        value = page.show(best[folder.best_metric])
+        value = page.show(best[str(folder.best_metric)])
         of_best[f"best {folder.best_metric}"] = f"{value} at step {page.show(best['step'])}"
         if folder.began is not None and "time" in best:
             of_best["seconds to best"] = f"{best['time'] - folder.began:,.0f}"
