@@ -6,9 +6,9 @@ usage() {
   cat <<'TEXT'
 Usage: scripts/test.sh [--dry_run] [--fast] [PYTEST_ARGUMENT ...]
 
-Makes .venv, installs Launcher with what its tests need, then runs ruff, mypy, shellcheck and pytest and stops at the
-first that fails. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config. Tests marked nightly, which repeat
-another in one more size, are left out; scripts/test.sh -m '' runs them, too.
+Makes .venv, installs Launcher with what its tests need, then runs ruff and shellcheck, and beside each other mypy and
+pytest. PYTEST_ARGUMENTs narrow the suite: scripts/test.sh tests/config. Tests marked nightly, which repeat another in
+one more size, are left out; scripts/test.sh -m '' runs them, too.
 
   --fast      leave out what starts several processes, traces or compiles for long: a minute or two on two cores
   --dry_run   print what would run, run nothing
@@ -55,11 +55,12 @@ mapfile -t tracked < <(git ls-files '*.py' '*.ipynb' 2>/dev/null)
 ((${#tracked[@]})) || tracked=(.)
 run "$bin/ruff" check --force-exclude "${tracked[@]}"
 run "$bin/ruff" format --check --force-exclude "${tracked[@]}"
-# While mypy has one core: the bytecode of all tests, which each of pytest's processes would else make for itself.
-run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 &
-run "$bin/mypy"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
-wait
+# Beside all that follows, of which much waits for processes that it starts.
+run "$bin/mypy" &
+types=$!
+# The bytecode of all tests, which each of pytest's processes would else make for itself.
+run "$bin/python" -m pytest --collect-only -qq >&"$unread" 2>&1 || true # it fails again below, and says why
 if [[ -n "$fast" ]]; then
   arguments=(-m "not heavy and not slow and not nightly" "${arguments[@]}")
 elif ! { run "$bin/python" -m launcher.data.prepare fashion_mnist ||
@@ -68,4 +69,7 @@ elif ! { run "$bin/python" -m launcher.data.prepare fashion_mnist ||
 fi
 # Three on two cores: tests of jobs mostly wait for the processes they start. worksteal: tests of one file stay together,
 # so that what they share is built once.
-run "$bin/python" -m pytest -n "${WORKERS:-3}" --dist worksteal "${arguments[@]}"
+code=0
+run "$bin/python" -m pytest -n "${WORKERS:-3}" --dist worksteal "${arguments[@]}" || code=$?
+wait "$types" || { code=$? && printf 'error: mypy has found what it says above\n' >&2; }
+exit "$code"

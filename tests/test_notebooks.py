@@ -287,7 +287,7 @@ def test_workers_train_what_cells_define_and_the_stop_button_has_them_save(tmp_p
         if is_compared:
             untouched = notebook.run("untouched = fit('untouched', workers=2); print(equal(stopped, untouched))")
             assert untouched.text.strip().endswith("True"), untouched.error
-        broken = notebook.run("def broken():\n    return build().undefined\nlauncher.fit(broken, data, workers=2)")
+        broken = notebook.run("def broken():\n    return build().undefined\nlauncher.fit(broken, data, workers=1)")
         assert re.match(r"UsageError: First error .*: In\[\d+\] line 2, in broken\(\): AttributeError", broken.error)
 
 
