@@ -6,9 +6,7 @@ The process writes what it finds out to a file, an answer a line, so that what i
 import contextlib
 import dataclasses
 import json
-import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -68,19 +66,12 @@ def run(module: str, request: Mapping[str, Any], *, environ: Mapping[str, str], 
     its time; nothing of it is left then.
     """
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="doctor-") as name:
-        folder = Path(name)
-        (folder / "request.json").write_text(json.dumps(request), "utf-8")
-        command = [sys.executable, "-m", f"{_PACKAGE}.{module}", name]
-        with child_process.running(command, log=folder / "log", environ=environ) as process:
-            try:
-                returncode = process.wait(timeout_seconds)
-            except subprocess.TimeoutExpired:
-                returncode = None
+    command = [sys.executable, "-m", f"{_PACKAGE}.{module}"]
+    with child_process.asked(command, request, environ=environ, seconds=timeout_seconds) as (folder, code, lines):
         return ChildResult(
             answers=_read(folder / "answers"),
-            log=(folder / "log").read_text("utf-8", errors="replace"),
-            returncode=returncode,
+            log="\n".join(lines),
+            returncode=code,
             seconds=time.monotonic() - started,
         )
 
@@ -101,8 +92,7 @@ def answer_topics(folder: str, topics: Mapping[str, _Topic], *, essential: str) 
     A topic makes JSON values of the request, or None for no answer. One that raises is answered with the error, and the
     others are still taken, but not after the `essential` one. Each may leave something for later ones in the request.
     """
-    child_process.follow_parent()
-    request = json.loads(Path(folder, "request.json").read_text("utf-8"))
+    request = child_process.request_in(folder)
     with Path(folder, "answers").open("w", encoding="utf-8") as file:
         for topic, find_out in topics.items():
             answer = _answer(topic, find_out, request)

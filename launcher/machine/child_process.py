@@ -33,6 +33,7 @@ _ROOT = str(Path(__file__).parents[2])  # this very launcher, wherever the worki
 _TURN_SECONDS = 0.02
 _CHUNK_BYTES = 65536
 _TAIL_LINES = 12
+_REQUEST = "request.json"
 _MOST_FILES = 2**20  # looked at where the limit is no int of C: on macOS it may be 2**63 - 1
 
 
@@ -62,6 +63,31 @@ def running(argv: Sequence[str], *, log: Path, environ: Mapping[str, str]) -> It
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
+
+
+@contextlib.contextmanager
+def asked(
+    command: Sequence[str], request: Mapping[str, Any], *, environ: Mapping[str, str], seconds: float | None = None
+) -> Iterator[tuple[Path, int | None, list[str]]]:
+    """The end of a child process that was given a request as JSON, in a folder that is its last argument.
+
+    Its program takes it by `request_in`.
+
+    Yields:
+      The folder, which goes with the block; the exit code, negative for the signal that ended the process, or None
+      where its time was over and nothing is left of it; and the lines that it printed.
+    """
+    import tempfile  # late: a helper has no use for it
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, log = Path(name), Path(name, "log")
+        (folder / _REQUEST).write_text(json.dumps(request), "utf-8")
+        with running([*command, name], log=log, environ=environ) as process:
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+        yield folder, code, log.read_text("utf-8", errors="replace").splitlines()
 
 
 def helper(module: str, *arguments: str) -> list[str]:
@@ -168,6 +194,12 @@ def follow_parent() -> None:
         os._exit(1)  # which nobody is there to read
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def request_in(folder: str) -> Any:
+    """The request of `asked`, in the child; from now on it ends when its parent is gone."""
+    follow_parent()
+    return json.loads(Path(folder, _REQUEST).read_text("utf-8"))
 
 
 def signal_at_parents_end(number: int) -> None:

@@ -10,6 +10,7 @@ libtpu takes hold of the process, and a compiler may end it.
 
 import gzip
 import json
+import os
 import re
 import shutil
 import sys
@@ -23,7 +24,7 @@ import numpy as np
 from launcher.errors import EXIT_DONE
 from launcher.machine import child_process
 
-REQUEST, OUTCOME, DUMP, LOG = "request.json", "outcome.json.gz", "dump", "log.txt"
+OUTCOME, _DUMP = "outcome.json.gz", "dump"
 
 # XLA's dump of a GPU's program at the moment before its convolutions become calls of cuDNN, which cannot be counted: by
 # then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
@@ -40,9 +41,10 @@ _NOT_ASSEMBLED = re.compile(r"No PTX compilation provider|libdevice not found|pt
 
 def main(argv: list[str]) -> int:
     """Compiles what the folder asks for and leaves the outcome there."""
-    child_process.follow_parent()
-    folder = Path(argv[1])
-    outcome = _outcome(folder / DUMP, json.loads((folder / REQUEST).read_text("utf-8")))
+    folder, request = Path(argv[1]), child_process.request_in(argv[1])
+    dump = [f"--xla_dump_to={folder / _DUMP}", "--xla_dump_hlo_as_proto"]
+    os.environ["XLA_FLAGS"] = " ".join([*dump, *request.pop("xla_flags")])
+    outcome = _outcome(folder / _DUMP, request)
     with gzip.open(folder / OUTCOME, "wt", encoding="utf-8", compresslevel=6) as file:
         json.dump(outcome, file)
     return EXIT_DONE

@@ -9,9 +9,7 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import launcher
 from launcher.errors import LauncherError, TrainingError, UsageError
 from launcher.machine import accelerators, child_process, installation
-from launcher.preflight.compile_child import DUMP, LOG, OUTCOME, REQUEST
+from launcher.preflight.compile_child import OUTCOME
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.targets import Target
 
@@ -112,9 +110,19 @@ class Compiler:
             return Compilation(**kept, cached=True)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="compiling-") as name:
-                self._run(Path(name), {"stablehlo": stablehlo, **request}, where)
-                outcome = _read(Path(name, OUTCOME))
+            asked = {"stablehlo": stablehlo, "xla_flags": where.xla_flags, **request}
+            with child_process.asked(self.child, asked, environ=_environment(), seconds=self.timeout_seconds) as (
+                compiling,
+                code,
+                lines,
+            ):
+                if code is None:
+                    raise UsageError(
+                        f"--preflight_timeout={self.timeout_seconds:g} was too short for {where.name}; give it more"
+                    )
+                if code:
+                    raise _death(code, lines, where)
+                outcome = _read(compiling / OUTCOME)
                 if outcome is None:
                     raise LauncherError(f"{_compiler_for(where)} left no result for {where.name}")
                 if unsupported := outcome.pop("unsupported"):
@@ -131,19 +139,6 @@ class Compiler:
         except OSError as error:
             raise UsageError(f"--preflight_cache={folder}: {error.strerror}; choose another") from None
         return Compilation(**outcome, cached=False)
-
-    def _run(self, folder: Path, request: Mapping[str, Any], where: Target) -> None:
-        (folder / REQUEST).write_text(json.dumps(request), "utf-8")
-        command, log = [*self.child, str(folder)], folder / LOG
-        with child_process.running(command, log=log, environ=_environment(folder, where)) as process:
-            try:
-                process.wait(self.timeout_seconds)
-            except subprocess.TimeoutExpired:
-                raise UsageError(
-                    f"--preflight_timeout={self.timeout_seconds:g} was too short for {where.name}; give it more"
-                ) from None
-        if process.returncode:
-            raise _death(process.returncode, log, where)
 
 
 def _key(stablehlo: str, target: list[Any]) -> str:
@@ -164,7 +159,7 @@ def _compiler_for(where: Target) -> str:
     return f"the {where.accelerator.upper()} compiler"
 
 
-def _environment(folder: Path, where: Target) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
     root = str(Path(launcher.__file__).parent.parent)  # this very launcher, wherever the working directory is
     return environ | {
@@ -175,13 +170,11 @@ def _environment(folder: Path, where: Target) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",  # JAX itself must not look for the devices that it compiles for
         "TPU_SKIP_MDS_QUERY": "1",  # nor ask a cloud's metadata server, which is not there
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process at a time aborts on a lock file
-        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder / DUMP}", "--xla_dump_hlo_as_proto", *where.xla_flags]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
 
 
-def _death(code: int, log: Path, where: Target) -> LauncherError:
-    lines = log.read_text("utf-8", errors="replace").splitlines()
+def _death(code: int, lines: Sequence[str], where: Target) -> LauncherError:
     if code == -signal.SIGKILL or any("bad_alloc" in line or "MemoryError" in line for line in lines):
         gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         return TrainingError(

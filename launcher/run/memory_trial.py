@@ -3,19 +3,16 @@
 Each worker lets a child process take two steps of the run, with its own replicas alone, at the setting that costs
 least, then at the next. Where memory runs out, only the child ends. All workers then take what is enough for each.
 
-    python -m launcher.run.memory_trial REQUEST
+    python -m launcher.run.memory_trial FOLDER
 """
 
 import dataclasses
-import json
 import os
 import re
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -137,15 +134,10 @@ def _request(plan: RunPlan, setting: Setting, gin_files: Sequence[str], gin_para
 
 def _fits(request: dict[str, object]) -> bool:
     environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder, "request.json"), Path(folder, "log.txt")
-        path.write_text(json.dumps(request), "utf-8")
-        command = [sys.executable, "-m", "launcher.run.memory_trial", str(path)]
-        with child_process.running(command, log=log, environ=environ) as process:
-            code = process.wait()
-        ended_by = log.read_text("utf-8", errors="replace")
-    # Any other mistake comes again in the run itself, which tells of it.
-    return code == EXIT_DONE or not (code == -signal.SIGKILL or _OUT_OF_MEMORY.search(ended_by))
+    command = [sys.executable, "-m", "launcher.run.memory_trial"]
+    with child_process.asked(command, request, environ=environ) as (_, code, lines):
+        # Any other mistake comes again in the run itself, which tells of it.
+        return code == EXIT_DONE or not (code == -signal.SIGKILL or any(map(_OUT_OF_MEMORY.search, lines)))
 
 
 def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setting | None]:
@@ -168,8 +160,7 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
 
 def main(argv: Sequence[str]) -> int:
     """Takes the steps of a request; what ends it before they are done is printed."""
-    child_process.follow_parent()
-    request = json.loads(Path(argv[1]).read_text("utf-8"))
+    request = child_process.request_in(argv[1])
     recipe = request.pop("gin_files"), request.pop("gin_params")
     try:
         with gin_bindings.usage_errors():
