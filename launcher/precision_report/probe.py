@@ -15,21 +15,8 @@ from launcher.run import session
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.step.train_step import ReplicaStep
 from launcher.watch import float32_copy, gradient_taps
-from launcher.watch.gradient_taps import GradientTaps
-
-
-class Seen(NamedTuple):
-    """Gradients of one pass; float32, equal on every replica.
-
-    Weight gradients are those of a microbatch, before the reduction; with a loss scale, they are scaled. Counts are
-    sums over replicas (see `float16_losses.count_exponents`); maxima are of finite magnitudes.
-    """
-
-    counts: Any  # [tensors, 256], as `Probe.tensors`
-    maxima: Any  # [replicas, tensors]
-    loss: Any  # scalar, the mean over the microbatches' weight
+from launcher.watch.gradient_taps import Seen, TappedPass
 
 
 class Compared(NamedTuple):
@@ -73,15 +60,13 @@ class Probe:
         self._trainer, self._runtime = built.trainer, built.runtime.host
         self.model = built.model
         self.shadow = session.float32_model(built)
-        self._real_taps, self._shadow_taps = GradientTaps(self.model), GradientTaps(self.shadow)
-        self._real = built.trainer.step_of(self.model, self._real_taps.watch)
-        self._shadow = built.trainer.step_of(self.shadow, self._shadow_taps.watch)
+        self._real, self._shadow = TappedPass(built.trainer, self.model), TappedPass(built.trainer, self.shadow)
         self._run = self._runtime.on_replicas(self._in_replica, in_order=True)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The rows of `Seen.counts`, after the first batch: weights, then tapped layers."""
-        holders, taps = owners(self.model), self._real_taps
+        holders, taps = owners(self.model), self._real.taps
         weights = ((each.path, holders[id(each)].layer.compute_dtype) for each in self.model.trainable_variables)
         layers = zip(taps.paths, taps.outputs, strict=True)
         return [
@@ -91,7 +76,7 @@ class Probe:
 
     def graph(self, batch: Any) -> tf.compat.v1.GraphDef:
         """Both passes as TensorFlow runs them, with shapes; after the first batch."""
-        with self._real_taps.installed(), self._shadow_taps.installed():
+        with self._real.taps.installed(), self._shadow.taps.installed():
             return self._run.get_concrete_function(batch, tf.constant(1.0)).graph.as_graph_def(add_shapes=True)
 
     def run(self, batch: Any, scale: float | None = None) -> Probed:
@@ -102,26 +87,19 @@ class Probe:
           scale: of the real pass; None for the trainer's.
         """
         scale = self._trainer.loss_scale if scale is None else scale
-        with self._real_taps.installed(), self._shadow_taps.installed():
+        with self._real.taps.installed(), self._shadow.taps.installed():
             found = self._run(batch, tf.constant(scale, tf.float32))
         return tf.nest.map_structure(np.asarray, self._runtime.alike(found))
 
     def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:
         float32_copy.copy_weights(self.model, self.shadow)
-        expected, plain = _observe(self._shadow, batch, tf.constant(1.0))
-        found, scaled = _observe(self._real, batch, scale)
+        expected, plain = self._shadow.observe(batch, tf.constant(1.0))
+        found, scaled = self._real.observe(batch, scale)
         unscaled = [gradient / scale for gradient in scaled]
         both = gradients.reduce_sum([*plain, *unscaled])
         compared = _compare(both[: len(plain)], both[len(plain) :])
         summed = tf.stack([gradient_taps.observe(gradient) for gradient in both[: len(plain)]])
         return Probed(expected, found, compared, gradient_taps.counts(summed), gradient_taps.maxima(summed))
-
-
-def _observe(step: ReplicaStep, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:
-    local = step.first_microbatch(batch, scale=scale)
-    seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
-    *tables, loss, weight = gradients.reduce_sum([*gradient_taps.to_reduce(seen), local.loss, local.weight])
-    return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients
 
 
 def _compare(expected: list[tf.Tensor], found: list[tf.Tensor]) -> Compared:

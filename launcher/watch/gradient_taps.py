@@ -10,14 +10,17 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from launcher.data.pipeline import Batch
 from launcher.machine.replaced import put
+from launcher.step import gradients
 from launcher.step.layers import walk
 from launcher.step.state import unique_name
+from launcher.step.trainer import Trainer
 from launcher.watch.float16_losses import NUM_BINS, count_exponents
 
 # Maxima do not add up over a layer's calls, so each call has a place of its own; those past the last share it.
@@ -104,6 +107,33 @@ class _Pass:
     calls: list[int]
     outputs: list[list[str]]
     past_weights: bool
+
+
+class Seen(NamedTuple):
+    """Gradients of one pass; float32, equal on every replica.
+
+    Weight gradients are those of a microbatch, before the reduction; with a loss scale, they are scaled. Counts are
+    sums over replicas (see `float16_losses.count_exponents`); maxima are of finite magnitudes.
+    """
+
+    counts: Any  # [tensors, 256]: those of the weights, then of the tapped layers' outputs
+    maxima: Any  # [replicas, tensors]
+    loss: Any  # scalar, the mean over the microbatches' weight
+
+
+class TappedPass:
+    """The pass of a trainer's step over a model of its own or another one, with taps; it changes nothing."""
+
+    def __init__(self, trainer: Trainer, model: keras.Model):
+        self.taps = GradientTaps(model)
+        self._step = trainer.step_of(model, self.taps.watch)
+
+    def observe(self, batch: Batch, scale: tf.Tensor) -> tuple[Seen, list[tf.Tensor]]:
+        """Statistics of a replica's first microbatch, and its gradients by the weights; see `first_microbatch`."""
+        local = self._step.first_microbatch(batch, scale=scale)
+        seen = tf.stack([*map(observe, local.gradients), *local.watched])
+        *tables, loss, weight = gradients.reduce_sum([*to_reduce(seen), local.loss, local.weight])
+        return Seen._make([*tables, tf.math.divide_no_nan(loss, weight)]), local.gradients
 
 
 def counts(seen: tf.Tensor) -> tf.Tensor:

@@ -18,13 +18,12 @@ import tensorflow as tf
 from launcher.config.bound_types import check_least
 from launcher.data.pipeline import Batch, Data
 from launcher.errors import TrainingError
-from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.step.state import unique_name
 from launcher.step.trainer import Trainer
 from launcher.watch import float16_losses, float32_copy, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient
-from launcher.watch.gradient_taps import GradientTaps
+from launcher.watch.gradient_taps import TappedPass
 
 
 @gin.configurable
@@ -73,8 +72,7 @@ class Watch:
 
     def __init__(self, trainer: Trainer, reference: keras.Model, data: Data, every: int):
         self._trainer, self._reference, self._data, self._every = trainer, reference, data, every
-        self._taps = GradientTaps(reference)
-        self._step = trainer.step_of(reference, self._taps.watch)
+        self._pass = TappedPass(trainer, reference)
         self._tensors = self._describe_tensors()
         self._batches: Iterator | None = None
 
@@ -92,7 +90,7 @@ class Watch:
             self._batches = trainer.batches(self._data, start, runtime=trainer.runtime.host)
         trainer.runtime.bring_home()
         try:
-            with self._taps.installed():
+            with self._pass.taps.installed():
                 counts, maxima = trainer.runtime.host.call(self._in_replica, next(self._batches))
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
@@ -109,10 +107,8 @@ class Watch:
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
         float32_copy.copy_weights(self._trainer.model, self._reference)
-        local = self._step.first_microbatch(batch, scale=tf.constant(1.0))
-        seen = tf.stack([*map(gradient_taps.observe, local.gradients), *local.watched])
-        counts, largest = gradients.reduce_sum(gradient_taps.to_reduce(seen))
-        return counts, largest
+        seen, _ = self._pass.observe(batch, tf.constant(1.0))
+        return seen.counts, seen.maxima
 
     def _describe_tensors(self) -> list[tuple[str, str, str]]:
         """Path, kind and dtype under the run's policies of the gradients by weights and by tapped layers' outputs."""
