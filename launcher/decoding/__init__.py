@@ -7,6 +7,6 @@ A model that can be decoded has two methods, as those of `models.transformer` an
 """
 
 from launcher.decoding.beam import beam_search
-from launcher.decoding.sampling import Step, greedy, sample, without
+from launcher.decoding.sampling import Step, decode, drawn, likeliest, without
 
-__all__ = ["Step", "beam_search", "greedy", "sample", "without"]
+__all__ = ["Step", "beam_search", "decode", "drawn", "likeliest", "without"]

@@ -31,49 +31,19 @@ def written(ids: tf.Tensor, place: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.range(ids.shape[-1]) == place, tokens[..., None], ids)
 
 
-_Choose = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Choose = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""(logits float32 [rows, vocabulary], index int32 []) -> the next tokens int32 [rows]"""
 
 
-def greedy(
-    step: Step, cache: Cache, prompt: tf.Tensor, *, max_length: int, end: int, lengths: tf.Tensor | None = None
-) -> tf.Tensor:
-    """The likeliest next token, again and again, until a row's `end`.
-
-    Args:
-      step: of the model.
-      cache: before the first step.
-      prompt: int32 [rows, 1 or more]: what each row begins with. 0 is where it is over and the model goes on; the
-        first token is never 0.
-      max_length: steps, and tokens of a result.
-      end: the token that ends a row.
-      lengths: int32 [rows], tokens after which a row is over without `end`; None for `max_length`.
-
-    Returns:
-      int32 [rows, max_length]: all that follows the first token, the rest of the prompt included; 0 after `end`.
-    """
-
-    def choose(logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-        return tf.argmax(logits, axis=-1, output_type=tf.int32)
-
-    return _decode(step, cache, prompt, max_length, end, lengths, choose)
+def likeliest(logits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """Greedy search: the token of the largest logit."""
+    return tf.argmax(logits, axis=-1, output_type=tf.int32)
 
 
-def sample(
-    step: Step,
-    cache: Cache,
-    prompt: tf.Tensor,
-    *,
-    max_length: int,
-    end: int,
-    seed: tf.Tensor,
-    lengths: tf.Tensor | None = None,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-) -> tf.Tensor:
-    """Tokens as of `greedy`, but each is drawn; the same seed draws the same.
+def drawn(seed: tf.Tensor, *, temperature: float = 1.0, top_p: float = 1.0) -> Choose:
+    """Sampling: tokens drawn at random; the same seed draws the same.
 
     Args:
-      step, cache, prompt, max_length, end, lengths: see `greedy`.
       seed: int32 [2].
       temperature: above 0; logits are divided by it. Below 1 likely tokens become likelier.
       top_p: in (0, 1]; drawn from are only the likeliest tokens that together have at least this probability, one or
@@ -87,7 +57,7 @@ def sample(
         reached = _uniform(seed, index, tf.shape(logits)[0]) * cumulative[:, -1]
         return tf.reduce_sum(tf.cast(cumulative <= reached[:, None], tf.int32), axis=-1)
 
-    return _decode(step, cache, prompt, max_length, end, lengths, choose)
+    return choose
 
 
 def _uniform(seed: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -110,9 +80,31 @@ def nucleus(logits: tf.Tensor, top_p: float) -> tf.Tensor:
     return tf.where(logits >= least, logits, NEVER)
 
 
-def _decode(
-    step: Step, cache: Cache, prompt: tf.Tensor, max_length: int, end: int, lengths: tf.Tensor | None, choose: _Choose
+def decode(
+    step: Step,
+    cache: Cache,
+    prompt: tf.Tensor,
+    *,
+    max_length: int,
+    end: int,
+    lengths: tf.Tensor | None = None,
+    choose: Choose = likeliest,
 ) -> tf.Tensor:
+    """One token after another, until a row's `end`.
+
+    Args:
+      step: of the model.
+      cache: before the first step.
+      prompt: int32 [rows, 1 or more]: what each row begins with. 0 is where it is over and the model goes on; the
+        first token is never 0.
+      max_length: steps, and tokens of a result.
+      end: the token that ends a row.
+      lengths: int32 [rows], tokens after which a row is over without `end`; None for `max_length`.
+      choose: takes the next token of each row, `likeliest` or as `drawn`.
+
+    Returns:
+      int32 [rows, max_length]: all that follows the first token, the rest of the prompt included; 0 after `end`.
+    """
     rows = tf.shape(prompt)[0]
     # Token `index` of the prompt and those the model writes after it, in one row; the first one is never returned.
     given = tf.pad(prompt, [[0, 0], [0, max(0, max_length + 1 - prompt.shape[1])]])[:, : max_length + 1]

@@ -14,7 +14,7 @@ from launcher.config.bound_types import check_value
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
-from launcher.decoding import greedy, sample, without
+from launcher.decoding import decode, drawn, likeliest, without
 from launcher.machine.no_autograph import no_autograph
 from launcher.tasks.base import Served, check_builder
 from launcher.tasks.text import Sums, TextTask, model_sums, padded, rows_of
@@ -92,11 +92,12 @@ class LanguageModelling(TextTask):
         step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
         cache = model.start_decoding(None, rows_of(prompt), steps)
         given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1) - 1
-        limits = {"max_length": steps, "end": END, "lengths": given + self._max_new_tokens}
-        if self._temperature == 0:
-            return greedy(step, cache, prompt, **limits)
-        seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
-        return sample(step, cache, prompt, seed=seed, temperature=self._temperature, top_p=self._top_p, **limits)
+        choose = likeliest
+        if self._temperature != 0:
+            seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
+            choose = drawn(seed, temperature=self._temperature, top_p=self._top_p)
+        lengths = given + self._max_new_tokens
+        return decode(step, cache, prompt, max_length=steps, end=END, lengths=lengths, choose=choose)
 
     def served(self, model: keras.Model) -> Served:
         """Texts in, the same texts and how they go on out; all draws are those of one seed."""

@@ -16,7 +16,7 @@ from launcher.data.pipeline import Shard
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
-from launcher.decoding import beam_search, greedy, without
+from launcher.decoding import beam_search, decode, without
 from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.machine.no_autograph import no_autograph
@@ -108,7 +108,7 @@ class Translation(TextTask):
         step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
         cache = model.start_decoding(sources, rows * self._beam_size, length)
         if self._beam_size == 1:
-            return greedy(step, cache, tf.fill([rows, 1], BEGIN), max_length=length, end=END)
+            return decode(step, cache, tf.fill([rows, 1], BEGIN), max_length=length, end=END)
         ids, _ = beam_search(
             step,
             cache,

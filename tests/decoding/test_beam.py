@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from toy import BEGIN, END, Toy, text_of
 
-from launcher.decoding import beam_search, greedy, without
+from launcher.decoding import beam_search, decode, without
 from launcher.decoding.beam import length_penalty
 
 pytestmark = pytest.mark.slow
@@ -108,7 +108,7 @@ def test_tokens_that_are_forbidden_are_not_written():
     toy = Toy(rows=20, size=4, length=5, seed=4)
     step = without(toy.step, (0, 2))
     ids, _ = beam_search(step, toy.cache(2), rows=20, begin=BEGIN, end=END, beams=2, max_length=5, alpha=0.6)
-    plain = greedy(step, toy.cache(), tf.fill([20, 1], 3), max_length=5, end=END)
+    plain = decode(step, toy.cache(), tf.fill([20, 1], 3), max_length=5, end=END)
     assert set(np.unique(ids)) <= {0, 1, 3} and 3 in ids.numpy()
     for row in [*ids.numpy(), *plain.numpy()]:
         assert 0 not in text_of(row)
