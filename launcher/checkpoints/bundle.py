@@ -174,7 +174,11 @@ class StoredArray:
     dtype: str  # NumPy's name
 
     def __call__(self, where: Range | None) -> np.ndarray:
-        """Raises CheckpointReadError."""
+        """Bit for bit what was saved.
+
+        Raises:
+            CheckpointReadError: It cannot be read, or is something else than the manifest says.
+        """
         import tensorflow as tf
 
         wanted = "" if where is None else _slice(self.shape, where)
@@ -186,9 +190,12 @@ class StoredArray:
                     shape_and_slices=[wanted],
                     dtypes=[tf.dtypes.as_dtype(self.dtype)],
                 )
-        except tf.errors.OpError as error:
-            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {error.message}") from error
-        return tensor.numpy()
+            array = np.asarray(tensor.numpy())
+            if where is None and array.shape != self.shape:
+                raise ValueError(f"{self.name} has the shape {array.shape}, its manifest says {self.shape}")
+        except (tf.errors.OpError, TypeError, ValueError) as error:
+            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {error}") from error
+        return array
 
     def astype(self, dtype: str) -> Source:
         if dtype == self.dtype:
@@ -202,26 +209,6 @@ def _slice(shape: Sequence[int], where: Range) -> str:
     """As TensorFlow's bundles write what of an array of a shape a tensor is."""
     slices = [f"{where.begin},{where.size}" if axis == where.axis else "-" for axis in range(len(shape))]
     return f"{' '.join(map(str, shape))} {':'.join(slices)}"
-
-
-def read_checkpoint(folder: Path, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a committed checkpoint, bit for bit, by name; `tensors` is what its manifest says of each.
-
-    Raises:
-        CheckpointReadError: The files cannot be read, or hold something else than the manifest says.
-    """
-    import tensorflow as tf
-
-    try:
-        reader = tf.train.load_checkpoint(str(folder / STATE))
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        for name, about in tensors.items():  # before memory is taken for any of them
-            held = {"shape": shapes[name], "dtype": dtypes[name].name} if name in shapes else "nothing"
-            if held != {key: about[key] for key in ("shape", "dtype")}:
-                raise CheckpointReadError(f"The checkpoint {folder} holds {name} as {held}, its manifest says {about}.")
-        return {name: np.asarray(reader.get_tensor(name)) for name in tensors}
-    except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
-        raise CheckpointReadError(f"The checkpoint {folder} cannot be read: {error}") from error
 
 
 def _write_bundle(prefix: Path, arrays: State) -> None:

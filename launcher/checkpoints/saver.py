@@ -23,7 +23,7 @@ class Saver:
 
     Args:
         store: Where checkpoints go; off the chief nothing is copied or written.
-        asynchronous: Whether a thread writes. Else `save` itself does.
+        asynchronous: Whether training goes on meanwhile. Else `save` waits until all is written.
         on_error: What a checkpoint that cannot be written means: "stop" raises, "continue" tells `warn` and goes on
             until `finish`.
         warn: Takes one message for people; called in the caller's thread.
@@ -47,7 +47,10 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._best_on_disk = self.best
-        self._write: _Write | None = None
+        self._thread: threading.Thread | None = None
+        # What the thread has come to, read when it has ended.
+        self._whole: int | None = None
+        self._error: BaseException | None = None
         self._saved_step: int | None = None
         self._failed: CheckpointWriteError | None = None
 
@@ -86,17 +89,32 @@ class Saver:
             if not (is_chief and is_new):
                 return
             writers = None
-        self._write = _Write(self.store, step, state, metrics or {}, best, writers)
-        if self.asynchronous:
-            self._write.start()
-        else:
-            self._write.run()
+        # The thread alone holds the state. A daemon: a process that is told twice to end does not wait for a disk that
+        # hangs.
+        self._thread = threading.Thread(
+            target=self._write, args=(step, state, metrics, best, writers), name=f"save step {step}", daemon=True
+        )
+        self._thread.start()
+        if not self.asynchronous:
             self._settle()
+
+    def _write(
+        self, step: int, state: State, metrics: Mapping[str, float] | None, best: Best | None, writers: Writers | None
+    ) -> None:
+        try:
+            self.store.save(step, state, metrics=metrics, writers=writers)
+            self._whole = step
+            if best is not None:
+                # Only now: a record of the best must never name a checkpoint that is not there.
+                self.store.mark_best(step, metric=best.metric, value=best.value)
+                self._best_on_disk = best
+        except BaseException as error:  # raised again in the caller's thread
+            self._error = error
 
     def check(self) -> None:
         """Returns at once; raises where a write has failed meanwhile and that stops the run, or as `may_write`."""
         self.may_write()
-        if self._write is not None and not self._write.is_alive():
+        if self._thread is not None and not self._thread.is_alive():
             self._settle()
 
     def finish(self) -> None:
@@ -107,65 +125,30 @@ class Saver:
 
     def close(self) -> None:
         """Waits for the write under way, for when another error ends the run; its own failure is a warning then."""
-        if self._write is None:
+        if self._thread is None:
             return
         if self.writers is not None:
             self.writers.given_up.set()
-        self._write.wait()
-        if self._write.error is not None:
-            _logger.warning("%s", self._write.error)
-        self._write = None
+        self._thread.join()
+        if self._error is not None:
+            _logger.warning("%s", self._error)
+        self._thread = self._error = None
 
     def _settle(self) -> None:
         """Waits for the write under way and takes what came of it."""
-        write = self._write
-        if write is None:
+        if self._thread is None:
             return
-        write.wait()
-        self._write = None
-        if write.saved:
-            self._saved_step = write.step
+        self._thread.join()
+        error, whole = self._error, self._whole
+        self._thread = self._error = self._whole = None
+        if whole is not None:
+            self._saved_step = whole
             if self.store.is_chief:
-                self.saved(write.step)
-        self._failed = write.error if isinstance(write.error, CheckpointWriteError) else None
-        if write.error is None:
-            self._best_on_disk = write.best or self._best_on_disk
+                self.saved(whole)
+        self._failed = error if isinstance(error, CheckpointWriteError) else None
+        if error is None:
             return
         self.best = self._best_on_disk
         if self._failed is None or self.on_error == "stop":
-            raise write.error
+            raise error
         self.warn(f"{self._failed.facts} Training goes on and tries again at the next save.")
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class _Write(threading.Thread):
-    """One checkpoint on its way to the disk; `run` may also be called without a thread."""
-
-    store: CheckpointStore
-    step: int
-    state: State
-    metrics: Mapping[str, float]
-    best: Best | None
-    writers: Writers | None
-    saved: bool = False
-    error: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        # A daemon: a process that is told twice to end does not wait for a disk that hangs.
-        super().__init__(name=f"save step {self.step}", daemon=True)
-
-    def run(self) -> None:
-        try:
-            self.store.save(self.step, self.state, metrics=self.metrics, writers=self.writers)
-            self.saved = True
-            if self.best is not None:
-                # Only now: a record of the best must never name a checkpoint that is not there.
-                self.store.mark_best(self.step, metric=self.best.metric, value=self.best.value)
-        except BaseException as error:  # raised again in the caller's thread
-            self.error = error
-        finally:
-            self.state = {}
-
-    def wait(self) -> None:
-        if self.ident is not None:  # it was started
-            self.join()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_checkpoint, write_checkpoint
+from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, write_checkpoint
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
@@ -271,10 +271,9 @@ class CheckpointStore:
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
         """
-        tensors = self.manifest(step)["tensors"]
-        return read_checkpoint(self._folder(step), {name: tensors[name] for name in tensors if wanted(name)})
+        return {name: array(None) for name, array in self.stored(step, wanted).items()}
 
-    def stored(self, step: int, wanted: Callable[[str], bool]) -> dict[str, StoredArray]:
+    def stored(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, StoredArray]:
         """The same arrays, each read when it is due, or a stretch of it."""
         folder, tensors = self._folder(step), self.manifest(step)["tensors"]
         return {

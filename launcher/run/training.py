@@ -95,8 +95,6 @@ class _Run:
 
     _built: Session
     _store: CheckpointStore
-    _data: Mapping[str, Any]  # what checkpoints record of the training data
-    _saver: Saver
 
     def __init__(self, order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch):
         self._order, self._plan, self._held, self._stopwatch = order, plan, held, stopwatch
@@ -185,26 +183,25 @@ class _Run:
         order, plan, recipe = self._order, self._plan, self._plan.recipe
         with gin_bindings.usage_errors(), self._reporter.waiting("building the model"):
             self._built = built = session.build(plan)
-            self._data = pipeline.described(plan.data) if order.trains else {}
+            data = pipeline.described(plan.data) if order.trains else {}
             program = program_record.described(plan, built.trainer, order.model_dir)
         self._store = CheckpointStore(
             os.path.join(order.model_dir, "checkpoints"),
             keep=recipe.checkpoints.keep,
             keep_every_hours=recipe.checkpoints.keep_every_hours,
             is_chief=self._is_chief,
-            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: self._data, PROGRAM: program},
+            run={"seed": plan.seed, "global_batch_size": recipe.global_batch_size, DATA: data, PROGRAM: program},
             scaling=built.trainer.state.scaling,
             before_write=self._held.verify,
         )
-        state: Mapping[str, Any] = {}
+        of_data, state = "", dict[str, Any]()
         if order.trains:
-            how = recipe.checkpoints.on_changed_program
-            self._change, state = program_record.settle(
-                self._store, built.trainer, program, order.model_dir, how, order.from_chief
+            self._change, of_data, state = program_record.settle(
+                self._store, built.trainer, order.model_dir, recipe.checkpoints, order.from_chief
             )
         start = self._restore()
         built.trainer.state.restore(state)
-        return start
+        return dataclasses.replace(start, notes=(*start.notes, *filter(None, [of_data])))
 
     def _restore(self) -> StartingPoint:
         order, recipe, trainer = self._order, self._plan.recipe, self._built.trainer
@@ -217,10 +214,6 @@ class _Run:
                 start_from=recipe.start if order.trains else None,
                 from_chief=order.from_chief,
             )
-            if order.trains:
-                may_change = recipe.checkpoints.on_changed_data == "continue"
-                notes = starting_point.check_data(start, self._data, trainer, may_change=may_change)
-                start = dataclasses.replace(start, notes=(*start.notes, *notes))
         if self._is_chief or not order.from_chief:
             if start.step is not None:
                 assets.check(order.model_dir, recipe.task)
@@ -287,7 +280,7 @@ class _Run:
 
     def _go_on(self, start: StartingPoint, stop: StopRequest, lasting: Sequence[base.Action]) -> Controller:
         checkpoints, cluster, trainer = self._plan.recipe.checkpoints, self._plan.cluster, self._built.trainer
-        self._saver = Saver(
+        saver = Saver(
             self._store,
             asynchronous=checkpoints.asynchronous,
             on_error=checkpoints.on_error,
@@ -303,7 +296,7 @@ class _Run:
         self._controller = Controller(
             self._built,
             start,
-            saver=self._saver,
+            saver=saver,
             reporter=self._reporter,
             stopwatch=self._stopwatch,
             evaluates=self._order.evaluates,
@@ -413,7 +406,7 @@ class _Run:
                 measured |= attempts.reckon(self._order.model_dir)
         if (controller := self._controller) is not None:
             measured |= controller.summary()
-            best = self._saver.best
+            best = controller.saver.best
         summary = make_summary(
             exit_code=exit_code,
             error=error_text,

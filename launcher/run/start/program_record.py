@@ -1,4 +1,4 @@
-"""The record in a checkpoint of the program that wrote it, and what it means that another one goes on from it.
+"""The record in a checkpoint of the program and the data that wrote it, and what it means that others go on from it.
 
 A program's items are texts by name, of two kinds. Where one of "stop" is another now, what was trained is not what is
 asked for. One of "note" takes effect from here on. What changes no result is in neither: replicas, workers,
@@ -18,13 +18,14 @@ import keras
 import numpy as np
 
 import launcher
-from launcher.checkpoints import PROGRAM, CheckpointReadError, CheckpointStore
+from launcher.checkpoints import DATA, PROGRAM, CheckpointReadError, CheckpointStore
 from launcher.checkpoints.errors import shorten
 from launcher.config.gin_bindings import loaded, short_name
 from launcher.config.gin_private import internals
 from launcher.data.kinds import identity_of
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
+from launcher.run.recipe import Checkpoints
 from launcher.run.start.from_chief import FromChief
 from launcher.run.start.value_text import settings_of, text_of
 from launcher.step.layers import layers_of
@@ -115,16 +116,18 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
 
 
 def settle(
-    store: CheckpointStore, trainer: Trainer, now: Mapping[str, Any], folder: str, on_changed: str, from_chief: bool
-) -> tuple[str, dict[str, np.ndarray]]:
-    """Compares the program with what the newest checkpoint records of one, before that is restored.
+    store: CheckpointStore, trainer: Trainer, folder: str, settings: Checkpoints, from_chief: bool
+) -> tuple[str, str, dict[str, np.ndarray]]:
+    """Compares program and training data with what the newest checkpoint records of them, before that is restored.
 
-    All workers come to the same end: a line for a person, and what replaces the checkpoint's state of this name.
+    All workers come to the same end: a line for a person on each of the two, and what replaces the checkpoint's state
+    of this name.
 
     Raises:
-      UsageError: it is another, and `on_changed` is "stop".
+      UsageError: one is another, and the settings of checkpoints say "stop".
     """
-    then = _recorded(store, now) if store.is_chief or not from_chief else {}
+    now: Mapping[str, Any] = store.run[PROGRAM]
+    then = _recorded(store) if store.is_chief or not from_chief else {}
     if from_chief:
         then, _ = FromChief(trainer.runtime.host, is_chief=store.is_chief).share(then)
     stop, note = (_changes(then[kind], now[kind]) for kind in ("stop", "note"))
@@ -132,26 +135,53 @@ def settle(
         now["stop"].setdefault(_FIRST, then["stop"][_FIRST])
     is_another = trainer.workers.any(bool(stop))
     changes = [*dict.fromkeys([*stop, *note])] or ["on another worker"] * is_another
-    if not changes:
-        return then["why"], {}
     what = f"the program is not what it was at step {then['step']}"
-    if is_another and on_changed == "stop":
+    if is_another and settings.on_changed_program == "stop":
         raise UsageError(
             f"{what} of {folder}: {shorten(changes)}. Give it what it had; or choose another --model_dir; or bind "
             "Checkpoints.on_changed_program = 'continue' to go on with what it is now, or 'fresh' to begin anew, with "
             "what is there moved aside (launcher.fit: checkpoints={'on_changed_program': 'fresh'})"
         )
-    if is_another and on_changed == "fresh":
+    if is_another and settings.on_changed_program == "fresh":
         aside = _set_aside(store, folder)
         trainer.workers.any(False)  # the others see the folder as the chief has left it
-        return f"{what}: {shorten(changes)}. It begins anew, and what there was is in {aside}", {}
+        return f"{what}: {shorten(changes)}. It begins anew, and what there was is in {aside}", "", {}
+    of_data = _settled_data(then, store.run[DATA], trainer, settings.on_changed_data)
+    if not changes:
+        return then["why"], of_data, {}
     rates = trainer.state.variables().items() if any("learning_rate:" in change for change in note) else ()
     own = {name: trainer.runtime.read(variable) for name, variable in rates if name.endswith("/learning_rate")}
-    return f"{what}, and what it is now counts from here on: {shorten(changes)}", own
+    return f"{what}, and what it is now counts from here on: {shorten(changes)}", of_data, own
 
 
-def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The program as the newest checkpoint records it; the same where there is none, or it will be found damaged."""
+def _settled_data(then: Mapping[str, Any], now: Mapping[str, Any], trainer: Trainer, on_changed: str) -> str:
+    """The line on the training data; `now` is as `pipeline.described` says."""
+    if then["step"] is None:
+        return ""
+    if (before := then[DATA]) is None:
+        return "the checkpoint does not record its training data; going on with what is there, as if it were the same"
+    change = ""
+    if before["examples"] != now["examples"]:
+        change = f"{before['examples']} examples then, {now['examples']} now"
+    elif before["identity"] not in ("", now["identity"]):
+        change = f"of the {now['examples']} examples some are others, or their order is another"
+    if not trainer.workers.any(bool(change)):
+        return ""
+    what = f"the training data is not what it was at step {then['step']}: {change or 'another worker has other data'}"
+    if on_changed == "stop":
+        raise UsageError(
+            f"{what}. The run would see other examples than those it has left. Give it the data that it had; "
+            "or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
+            "another --model_dir"
+        )
+    return f"{what}; going on with what is there now"
+
+
+def _recorded(store: CheckpointStore) -> dict[str, Any]:
+    """Program and data as the newest checkpoint records them; the same where there is none, or it will be found
+    damaged.
+    """
+    now = store.run[PROGRAM]
     with contextlib.suppress(CheckpointReadError):
         for step in store.steps()[-1:]:
             run, why = store.manifest(step).get("run") or {}, ""
@@ -159,8 +189,9 @@ def _recorded(store: CheckpointStore, now: Mapping[str, Any]) -> dict[str, Any]:
             if then.get("versions") != now["versions"]:
                 why = "the program of the checkpoint is not recorded, or by other versions; it is taken to be this one"
                 then = {**now, "stop": now["stop"] | {name: text_of(run[name]) for name in now["stop"] if name in run}}
-            return {**then, "stop": {_POLICY: then["note"][_POLICY], **then["stop"]}, "step": step, "why": why}
-    return {**now, "step": 0, "why": ""}
+            stop = {_POLICY: then["note"][_POLICY], **then["stop"]}
+            return {**then, "stop": stop, "step": step, "why": why, DATA: run.get(DATA)}
+    return {**now, "step": None, "why": ""}
 
 
 def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import DATA, HOST, Best, CheckpointStore, record_of
+from launcher.checkpoints import HOST, Best, CheckpointStore, record_of
 from launcher.data.order import ALL_IN
 from launcher.errors import LauncherError, UsageError
+from launcher.machine.array_parts import Source
 from launcher.run.start import start_weights
 from launcher.run.start.from_chief import FromChief
 from launcher.run.start.start_weights import OPTIMIZER, StartFrom
@@ -44,7 +45,6 @@ class StartingPoint:
       listing: what was done with each weight of `StartFrom.path`; of the process that read it.
       host: what actions had in the checkpoint, see `launcher.run.actions.base.Event`.
       rewinds: how often it went back and left batches out, see `CheckpointStore.rewinds`.
-      data: the training data that it had, as `pipeline.described` says; None where that is not recorded.
     """
 
     step: int | None = None
@@ -53,7 +53,6 @@ class StartingPoint:
     listing: str = ""
     host: State = dataclasses.field(default_factory=dict)
     rewinds: tuple[Mapping[str, Any], ...] = ()
-    data: Mapping[str, Any] | None = None
 
     @property
     def evaluation_due(self) -> bool:
@@ -106,33 +105,6 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
     return start
 
 
-def check_data(start: StartingPoint, now: Mapping[str, Any], trainer: Trainer, *, may_change: bool) -> tuple[str, ...]:
-    """Compares the training data, as `pipeline.described` says it now, with what the checkpoint records of it.
-
-    All workers come to the same end: what a person should know; UsageError where it differs on one, unless it may.
-    """
-    if start.step is None:
-        return ()
-    note = "the checkpoint does not record its training data; going on with what is there, as if it were the same"
-    if start.data is not None:
-        change = ""
-        if start.data["examples"] != now["examples"]:
-            change = f"{start.data['examples']} examples then, {now['examples']} now"
-        elif start.data["identity"] not in ("", now["identity"]):
-            change = f"of the {now['examples']} examples some are others, or their order is another"
-        if not trainer.workers.any(bool(change)):
-            return ()
-        note = f"the training data is not what it was at step {start.step}: {change or 'another worker has other data'}"
-        if not may_change:
-            raise UsageError(
-                f"{note}. The run would see other examples than those it has left. Give it the data that it had; "
-                "or bind Checkpoints.on_changed_data = 'continue' to go on with what is there now; or choose "
-                "another --model_dir"
-            )
-        note += "; going on with what is there now"
-    return (note,)
-
-
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
     if start_from is None or start_from.path is None:
         return StartingPoint(), {}
@@ -155,7 +127,6 @@ def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None
         notes=(note,) if note else (),
         host={name.removeprefix(HOST): state.pop(name) for name in [*state] if name.startswith(HOST)},
         rewinds=store.rewinds(),
-        data=manifest.get("run", {}).get(DATA),
     )
     return start, state
 
@@ -167,19 +138,14 @@ def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, 
     rates = {name: name for name in [*specs, *store.manifest(step)["tensors"]] if name.endswith("/learning_rate")}
     stand_ins = {**trainer.state.stand_ins(), **rates}
     store.check_compatible(step, specs, stand_ins)
-    in_parts = trainer.state.names_of_parts()
-    later = {*in_parts, *(stand_ins[name] for name in stand_ins.keys() & in_parts)}
-    arrays: dict[str, Any] = {
-        **store.read(step, lambda name: name not in later),
-        **store.stored(step, later.__contains__),
-    }
-    state = {name: value for name, value in arrays.items() if name.startswith(HOST)}
+    stored, in_parts = store.stored(step), trainer.state.names_of_parts()
+    sources: dict[str, Source] = {name: array for name, array in stored.items() if name.startswith(HOST)}
     for name, (_, dtype) in specs.items():
-        if name in arrays:
-            state[name] = arrays[name]
+        if name in stored:
+            sources[name] = stored[name]
         elif name not in rates:
-            state[name] = arrays[stand_ins[name]].astype(dtype)
-    return state
+            sources[name] = stored[stand_ins[name]].astype(dtype)
+    return {name: source if name in in_parts else source(None) for name, source in sources.items()}
 
 
 def _settle_loss_scale(
