@@ -104,6 +104,7 @@ setup(
         "psutil>=5.9",  # the memory that a machine has left
         "prometheus-client>=0.19",  # --metrics_port
         "rich>=13.0",  # progress line and tables
+        "safetensors>=0.8",  # StartFrom.path; before, it gives NumPy no bfloat16
         "tensorflow-datasets>=4.9.9",  # fashion_mnist and every tfds:NAME; brings no TensorFlow of its own
         "tensorflow-metadata<1.18",  # of TFDS; later ones need protobuf 6, which TensorFlow admits from 2.20 on
         "typeguard>=4.3",  # bound values against annotations

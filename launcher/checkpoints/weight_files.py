@@ -1,10 +1,10 @@
 """Weights in files of others: Keras's `.keras` and `.weights.h5`, and `.safetensors`. No class of a model is needed."""
 
+import contextlib
 import io
 import itertools
-import json
 import os
-import struct
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -14,12 +14,6 @@ import numpy as np
 from launcher.errors import MissingInputError, UsageError
 
 SUFFIXES = (".keras", ".weights.h5", ".safetensors")
-
-# Of https://github.com/huggingface/safetensors: 8 bytes of size, a JSON header, and the arrays, all little-endian.
-_SIZES = {"F": (2, 4, 8), "I": (1, 2, 4, 8), "U": (1, 2, 4, 8)}
-_SAFETENSORS = {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind, sizes in _SIZES.items() for size in sizes}
-_SAFETENSORS["BOOL"] = "?"
-_LARGEST_HEADER_BYTES = 100 * 2**20
 
 # What a file unpacks to is read up to so many times its own size, and up to so many bytes whatever that is: Keras
 # compresses nothing, and whoever does so later gains little on trained weights.
@@ -54,13 +48,12 @@ def read(path: str) -> list[Stored]:
             "run; open another kind of file with what wrote it, and save it as one of these"
         )
     try:
-        if "://" not in path and os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError("it is not a file")
-        with _opened(path) as file:
-            most = _most(file)
+        with _local(path) as local:
             if path.endswith(".safetensors"):
-                return list(_safetensors(file, most))
-            return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file, most))
+                return list(_safetensors(local))
+            with open(local, "rb") as file:
+                most = _most(file)
+                return list(_keras(_weights_in_zip(file) if path.endswith(".keras") else file, most))
     except FileNotFoundError:
         raise MissingInputError(f"StartFrom.path = {path!r}: there is no such file") from None
     except Exception as error:  # zipfile, zlib and h5py have many kinds for a file that is not what it claims to be
@@ -92,18 +85,23 @@ def named(name: str, value: np.ndarray, *, shown: str | None = None) -> Stored:
     return Stored(shown or name, tuple(layer), key, value)
 
 
-def _opened(path: str) -> BinaryIO:
+@contextlib.contextmanager
+def _local(path: str) -> Iterator[str]:
+    """The path of a file of this host; of one in a bucket, that of a copy."""
     if "://" not in path:
-        return open(path, "rb")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ValueError("it is not a file")
+        yield path
+        return
     import tensorflow as tf
 
-    try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return io.BytesIO(file.read())
-    except tf.errors.NotFoundError as error:
-        raise FileNotFoundError(path) from error
-    except tf.errors.OpError as error:
-        raise OSError(error.message) from error
+    with tempfile.TemporaryDirectory() as folder:
+        copy = os.path.join(folder, "weights")
+        try:
+            tf.io.gfile.copy(path, copy)
+        except tf.errors.NotFoundError as error:
+            raise FileNotFoundError(path) from error
+        yield copy
 
 
 def _weights_in_zip(file: BinaryIO) -> BinaryIO:
@@ -116,6 +114,7 @@ def _weights_in_zip(file: BinaryIO) -> BinaryIO:
 
 def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
     import h5py
+    import ml_dtypes
 
     with h5py.File(file, "r") as root:
         if "layer_names" in root.attrs:
@@ -138,32 +137,15 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
                 raise ValueError(f"{item.name} is in another file")
             *around, _, key = item.name[1:].split("/")
             layer = tuple(names[path] for path in itertools.accumulate(around, "{}/{}".format) if path in names)
-            array = np.array(item, dtype=_bfloat16() if item.attrs.get("dtype") == "bfloat16" else None)
+            array = np.array(item, dtype=ml_dtypes.bfloat16 if item.attrs.get("dtype") == "bfloat16" else None)
             # The state of a random generator: no weight of a layer looks like it.
             if not (array.dtype == np.uint32 and array.shape == (2,)):
                 yield Stored("/".join((*layer, key)), layer, key, array)
 
 
-def _safetensors(file: BinaryIO, most: int) -> Iterator[Stored]:
-    (header_bytes,) = struct.unpack("<Q", file.read(8))
-    if header_bytes > min(_LARGEST_HEADER_BYTES, most):
-        raise ValueError(f"its header would be {header_bytes} bytes long")
-    header = json.loads(file.read(header_bytes))
-    header.pop("__metadata__", None)
-    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
-    _check_size(sum(abs(last - first) for first, last in (about["data_offsets"] for _, about in entries)), most)
-    for name, about in entries:
-        dtype = np.dtype(_bfloat16() if about["dtype"] == "BF16" else _SAFETENSORS[about["dtype"]])
-        first, last = about["data_offsets"]
-        file.seek(8 + header_bytes + first)
-        content = file.read(last - first)
-        if len(content) != last - first:
-            raise ValueError(f"it ends before {name} does: the file is cut short")
-        value = np.frombuffer(content, dtype).reshape(about["shape"])
-        yield named(name.replace(".", "/"), value, shown=name)
+def _safetensors(path: str) -> Iterator[Stored]:
+    import safetensors
 
-
-def _bfloat16() -> Any:
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16
+    with safetensors.safe_open(path, "np") as file:
+        for name in file.keys():  # noqa: SIM118  (it is no dict)
+            yield named(name.replace(".", "/"), file.get_tensor(name), shown=name)

@@ -347,7 +347,7 @@ def pipe(path, folder):
     [
         (zipped, ".keras", "it would unpack to 83886080 bytes"),
         (declared, ".weights.h5", "it would unpack to 8589934592 bytes"),
-        (overlapping, ".safetensors", "it would unpack to 83886080 bytes"),
+        (overlapping, ".safetensors", "[Oo]ffset"),
         (elsewhere, ".weights.h5", "/layers/first/vars/0 is in another file"),
         (deep, ".safetensors", "recursion"),
         (listed, ".safetensors", "cannot be read"),
