@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import math
 import os
 import threading
 import time
@@ -53,9 +52,7 @@ def write_checkpoint(
     directory: Path,
     step: int,
     state: State,
-    metrics: Mapping[str, float],
-    run: Mapping[str, Any],
-    scaling: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
     before_commit: Callable[[], None],
     writers: Writers,
 ) -> None:
@@ -64,7 +61,7 @@ def write_checkpoint(
     It depends on its arguments alone, so a snapshot may be written from another thread while training goes on; the
     arrays must not change meanwhile.
 
-    Args: as for `CheckpointStore` and its `save`; a metric that is not finite is recorded as null. An error that
+    Args: as for `CheckpointStore` and its `save`; `about` is what else the manifest records. An error that
     `before_commit` raises, when all is written but the commit, leaves nothing behind. Several `writers` after
     `make_room`.
 
@@ -92,9 +89,7 @@ def write_checkpoint(
             "format": FORMAT,
             "step": int(step),
             "time": time.time(),
-            "metrics": {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()},
-            "run": dict(run),
-            "scaling": scaling,
+            **about,
             "files": files,
             "tensors": {name: described(array) for name, array in arrays.items()},
         }

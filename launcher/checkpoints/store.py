@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -73,7 +74,7 @@ class CheckpointStore:
 
         Args:
             state: Arrays by name ('/' allowed) of any shape and any numeric or boolean dtype, bfloat16 included.
-            metrics: Recorded in the manifest for people.
+            metrics: Recorded in the manifest for people; one that is not finite as null.
             writers: Those that write their parts of the state together, after `make_room`.
 
         Raises:
@@ -83,16 +84,9 @@ class CheckpointStore:
         folder = self._folder(step)
         if writers is None and not (self.is_chief and self._may_write(step, state)):
             return str(folder)
-        write_checkpoint(
-            self._directory,
-            step,
-            state,
-            metrics or {},
-            self.run,
-            self.scaling,
-            self.before_write,
-            writers or Writers(),
-        )
+        finite = {name: float(v) if math.isfinite(v) else None for name, v in (metrics or {}).items()}
+        about = {"metrics": finite, "run": dict(self.run), "scaling": self.scaling}
+        write_checkpoint(self._directory, step, state, about, self.before_write, writers or Writers())
         if self.is_chief:
             self._whole[step] = True
             self._retire()

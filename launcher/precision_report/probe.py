@@ -15,8 +15,9 @@ from launcher.run import session
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
-from launcher.watch import float32_copy, gradient_taps
+from launcher.watch import gradient_taps
 from launcher.watch.gradient_taps import Seen, TappedPass
+from launcher.watch.precision_watch import copy_weights
 
 
 class Compared(NamedTuple):
@@ -92,7 +93,7 @@ class Probe:
         return tf.nest.map_structure(np.asarray, self._runtime.alike(found))
 
     def _in_replica(self, batch: Batch, scale: tf.Tensor) -> Probed:
-        float32_copy.copy_weights(self.model, self.shadow)
+        copy_weights(self.model, self.shadow)
         expected, plain = self._shadow.observe(batch, tf.constant(1.0))
         found, scaled = self._real.observe(batch, scale)
         unscaled = [gradient / scale for gradient in scaled]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import pathlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from launcher.runtime import Runtime, initial_values
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.step import freezing, layer_policies, precision, statistics
 from launcher.step.clipping import Clipping
+from launcher.step.layers import layers_of
 from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
@@ -33,7 +35,6 @@ from launcher.tasks.base import Place
 from launcher.tasks.keras_callbacks import fit_of
 from launcher.tasks.keras_private import forget_names
 from launcher.tasks.keras_tracing import drawn_from
-from launcher.watch import float32_copy
 from launcher.watch.precision_watch import Watch
 
 _MODELS = pathlib.Path(launcher.__path__[-1], "models")
@@ -180,9 +181,29 @@ def watch(session: Session) -> Watch | None:
 
 
 def float32_model(session: Session) -> keras.Model:
-    """The session's model once more, in float32; see `float32_copy.build`."""
-    plan = dataclasses.replace(session.plan, policy="float32")
-    return float32_copy.build(session.model, session.runtime, lambda: build_model(plan))
+    """The session's model once more, its layers in float32 where they would be in 16 bits: what nothing is lost in.
+
+    To give the layers of the one that is there another policy while it is traced is not enough: a cast in a functional
+    model and the constants of a Normalization layer keep the dtype that they were made in. The global policy stays as
+    it was; the weights are the copy's own until `precision_watch.copy_weights`.
+    """
+    source, policy = session.model, keras.config.dtype_policy()
+    forget_names()  # as for any build, names of layers count from the beginning again
+    try:
+        with session.runtime.host.scope():
+            copy = build_model(dataclasses.replace(session.plan, policy="float32"))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    if copy is source:
+        raise UsageError("a second model is needed, in float32: give launcher.fit a function that builds the model")
+    for layer in layers_of(copy):
+        if layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
+            layer.dtype_policy = "float32"
+    before, now = ([f"{one.path} {tuple(one.shape)}" for one in model.weights] for model in (source, copy))
+    for was, built in itertools.zip_longest(before, now, fillvalue="nothing"):
+        if was != built:
+            raise UsageError(f"the task's model() built {built} and before it {was}: it must build the same each time")
+    return copy
 
 
 def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) -> keras.Model:

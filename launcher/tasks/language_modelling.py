@@ -92,10 +92,8 @@ class LanguageModelling(TextTask):
         step = without(model.decode_step, (PADDING, BEGIN, UNKNOWN))
         cache = model.start_decoding(None, rows_of(prompt), steps)
         given = tf.reduce_sum(tf.cast(prompt != PADDING, tf.int32), axis=1) - 1
-        choose = likeliest
-        if self._temperature != 0:
-            seed = tf.constant([self._sampling_seed & 0x7FFFFFFF, 0])
-            choose = drawn(seed, temperature=self._temperature, top_p=self._top_p)
+        seed, settings = [self._sampling_seed & 0x7FFFFFFF, 0], {"temperature": self._temperature, "top_p": self._top_p}
+        choose = drawn(tf.constant(seed), **settings) if self._temperature else likeliest
         lengths = given + self._max_new_tokens
         return decode(step, cache, prompt, max_length=steps, end=END, lengths=lengths, choose=choose)
 

@@ -21,7 +21,7 @@ from launcher.errors import TrainingError
 from launcher.step.layers import owners
 from launcher.step.state import unique_name
 from launcher.step.trainer import Trainer
-from launcher.watch import float16_losses, float32_copy, gradient_taps
+from launcher.watch import float16_losses, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient
 from launcher.watch.gradient_taps import TappedPass
 
@@ -64,7 +64,8 @@ class Watch:
 
     Args:
       trainer: whose weights, step and loss scale are used and left as they are.
-      reference: the float32 copy of its model, which takes its weights before each sample; see `float32_copy`.
+      reference: the float32 copy of its model, which takes its weights before each sample; see
+        `launcher.run.session.float32_model`.
       data: Sample n takes the batch of step n: batches that training has seen, from one stream that stays open,
         whatever step training is at.
       every: steps between samples.
@@ -106,7 +107,7 @@ class Watch:
 
     def _in_replica(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Counts [tensors, 256] and largest magnitudes [replicas, tensors], equal on every replica."""
-        float32_copy.copy_weights(self._trainer.model, self._reference)
+        copy_weights(self._trainer.model, self._reference)
         seen, _ = self._pass.observe(batch, tf.constant(1.0))
         return seen.counts, seen.maxima
 
@@ -120,6 +121,12 @@ class Watch:
         for path, layer in gradient_taps.named_leaves(model).items():
             named[unique_name(f"{path}:output", named)] = "activation", layer.compute_dtype
         return [(path, *rest) for path, rest in named.items()]
+
+
+def copy_weights(source: keras.Model, copy: keras.Model) -> None:
+    """Gives a float32 copy of a model the present weights of `source`; in a replica's function."""
+    for one, other in zip(source.weights, copy.weights, strict=True):
+        other.value.assign(tf.cast(one.value, other.dtype))
 
 
 def summarise(seen: list[Gradient], scale: float) -> Sample:

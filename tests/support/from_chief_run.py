@@ -15,7 +15,7 @@ import numpy as np
 
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.cluster import resolve
-from launcher.run.start.from_chief import FromChief
+from launcher.run.start.starting_point import FromChief
 from launcher.runtime.tensorflow import TfRuntime
 
 MESSAGE = {"step": 12, "text": "größer"}

@@ -26,7 +26,7 @@ from launcher.data.kinds import identity_of
 from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Checkpoints
-from launcher.run.start.from_chief import FromChief
+from launcher.run.start.starting_point import FromChief
 from launcher.run.start.value_text import settings_of, text_of
 from launcher.step.layers import layers_of
 from launcher.step.trainer import Trainer
