@@ -21,9 +21,10 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.machine.replaced import put
+from launcher.machine.replicas import read_rows, write_rows
 from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
-from launcher.optimizers.weight_shards import WeightShard, shard_of
+from launcher.optimizers.weight_shards import StandIn, WeightShard, shard_of
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -49,6 +50,8 @@ _ELEMENT_WISE = (
     "Lion",
     "ScheduleFreeAdamW",
 )
+# Those of them that count nothing but their updates, so that rows may be updated before the rest.
+_BY_ROWS = tuple(name for name in _ELEMENT_WISE if name not in ("Nadam", "ScheduleFreeAdamW"))
 
 
 class Optimizer:
@@ -283,30 +286,16 @@ class Optimizer:
             return []
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
-        # Keras's own SGD with momentum, and not a subclass that may do more.
-        has_momentum_alone = type(self.keras_optimizer) is keras.optimizers.SGD and bool(self.keras_optimizer.momentum)
         if isinstance(self.keras_optimizer, keras.optimizers.Nadam):
             # Leans on Keras: there it advances the product of momentum factors, once a step. Noticed by
             # tests/optimizers/test_keras_optimizers.py. Then: see where it does so now; an AttributeError names it.
             with own_settings.alone(self.keras_optimizer):
                 self.keras_optimizer._backend_update_step([], [], common_rate)
-        for index, (gradient, whole, shard, coefficient, multiplier) in enumerate(
-            zip(gradients, self.updated, self.shards, self._decays, self._multipliers, strict=True)
-        ):
+        for index, (gradient, whole, shard) in enumerate(zip(gradients, self.updated, self.shards, strict=True)):
             if gradient is None:
                 continue
             variable = whole if shard is None else shard.taken()
-            own_rate = common_rate if multiplier == 1.0 else common_rate * multiplier
-            if coefficient:
-                decay = coefficient * tf.convert_to_tensor(variable)
-                if self._decoupled:
-                    self.keras_optimizer.assign_sub(variable, own_rate * decay)
-                else:
-                    gradient += decay
-            if shard is None and has_momentum_alone and whole.dtype == "float32":
-                self._move(self.keras_optimizer, index, gradient, own_rate)
-            else:
-                self.keras_optimizer.update_step(gradient, variable, own_rate)
+            self._update(index, gradient, variable, common_rate)
             if shard is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:
@@ -316,6 +305,64 @@ class Optimizer:
         # allowed in a conditional. Every replica counts the same, so each adds to its own copy.
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
         return new
+
+    def _update(self, index: int, gradient: tf.Tensor, variable: keras.Variable | StandIn, rate: tf.Tensor) -> None:
+        """Updates one variable, or what stands in for it, at the rate of the step."""
+        multiplier, optimizer = self._multipliers[index], self.keras_optimizer
+        own_rate = rate if multiplier == 1.0 else rate * multiplier
+        if coefficient := self._decays[index]:
+            decay = coefficient * tf.convert_to_tensor(variable)
+            if self._decoupled:
+                optimizer.assign_sub(variable, own_rate * decay)
+            else:
+                gradient += decay
+        # Keras's own SGD with momentum, and not a subclass that may do more.
+        has_momentum_alone = type(optimizer) is keras.optimizers.SGD and bool(optimizer.momentum)
+        if has_momentum_alone and variable is self.updated[index] and variable.dtype == "float32":
+            self._move(optimizer, index, gradient, own_rate)
+        else:
+            optimizer.update_step(gradient, variable, own_rate)
+
+    def updates_rows(self, position: int, lazy: bool = False) -> bool:
+        """Whether a weight's rows may be updated by `apply_rows`.
+
+        They may where a row whose gradient is zero stays as it is, its slots too: by plain descent and by Adagrad.
+
+        Args:
+          lazy: also by an optimizer that moves such rows, which then stay as they are, undecayed.
+        """
+        if self._own or position not in self._positions:
+            return False
+        index, optimizer = self._positions.index(position), self.keras_optimizer
+        weight, kinds = self.updated[index], _BY_ROWS if lazy else ("SGD", "Adagrad")
+        is_known = type(optimizer) in [getattr(keras.optimizers, name) for name in kinds]
+        stays = lazy or not (self._decays[index] or getattr(optimizer, "momentum", 0.0))
+        return is_known and stays and weight.constraint is None and not self.shards[index] and weight.dtype == "float32"
+
+    def apply_rows(
+        self, position: int, ids: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, applied: tf.Tensor
+    ) -> None:
+        """Updates rows of a weight, and of its slots; in replica context, before `apply`, not in a conditional.
+
+        Args:
+          ids: int [n]; where one stands several times, the gradient is the same at all places.
+          gradient: float32 [n, ...].
+          rate: what `learning_rate` returned.
+          applied: bool scalar, whether to change anything.
+        """
+        index, parts = self._positions.index(position), list[tuple[StandIn, tf.Tensor]]()
+
+        def taken(variable: keras.Variable) -> StandIn:
+            before = read_rows(variable.value, ids)
+            parts.append((StandIn(variable, before.shape, before), before))
+            return parts[-1][0]
+
+        with contextlib.ExitStack() as undo:
+            for name, slots in own_settings.slots(self.keras_optimizer, len(self.updated)).items():
+                put(undo, self.keras_optimizer, name, [*slots[:index], taken(slots[index]), *slots[index + 1 :]])
+            self._update(index, gradient, taken(self.updated[index]), rate)
+        for part, before in parts:
+            write_rows(part.whole.value, ids, tf.where(applied, part.value, before))
 
     def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         """`SGD.update_step` to the same bits, in one operation and one pass instead of eight."""

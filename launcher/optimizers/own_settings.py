@@ -54,6 +54,20 @@ def built_for(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return list(getattr(optimizer, "_trainable_variables", ())) if optimizer.built else []
 
 
+def slots(optimizer: keras.optimizers.Optimizer, count: int) -> dict[str, list[keras.Variable]]:
+    """The slots of a built optimizer of so many variables, one for each of them, by the attribute that lists them."""
+    # Leans on Keras: they are in lists, in the order of the variables. Noticed by tests/step/test_rows.py. Then: find
+    # where they are.
+    return {
+        name: value
+        for name, value in vars(optimizer).items()
+        if isinstance(value, list)
+        and name not in ("_trainable_variables", "_variables")
+        and len(value) == count
+        and all(isinstance(one, keras.Variable) for one in value)
+    }
+
+
 def decays(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer was made with a weight decay."""
     return bool(optimizer.weight_decay or getattr(optimizer, "adam_weight_decay", None))

@@ -24,27 +24,48 @@ from launcher.machine.replicas import sum_over_replicas
 SMALLEST = 1024
 
 
-class WeightShard:
-    """A replica's shard of a weight along one dimension, which a Keras optimizer takes for a variable.
+class StandIn:
+    """What a Keras optimizer takes for a variable while one step is traced: a part of it, which has the value given.
 
-    There are as many as replicas; its shape is that of a shard.
-
-    It holds nothing itself. What `taken` returns has the value of the replica's shard while one step is traced, and
-    takes what the optimizer assigns.
+    It takes what the optimizer assigns, and changes nothing.
     """
 
     trainable = True
 
-    def __init__(self, whole: keras.Variable, axis: int, count: int):
-        self.whole = whole
-        self.axis = axis
-        self.count = count
-        self.shape = tuple(size // count if place == axis else size for place, size in enumerate(whole.shape))
+    def __init__(self, whole: keras.Variable, shape: Sequence[int | None], value: tf.Tensor | None = None):
+        self.whole, self.shape = whole, tuple(shape)
         self.dtype, self.path, self.name = whole.dtype, whole.path, whole.name
         # Leans on Keras: TensorFlow's optimizers know a variable again by `_unique_id`. Noticed by
         # tests/step/test_shard_optimizer.py. Then: see what `Optimizer._get_variable_index` reads.
+        self._unique_id: Any = None if value is None else whole.value._unique_id
+        self._value = value
+
+    @property
+    def value(self) -> tf.Tensor:
+        """The value; zeros where there is none, as when an optimizer is built, which is not on any one replica."""
+        return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
+
+    def assign(self, value: tf.Tensor) -> None:
+        self._value = tf.cast(value, self.dtype)
+
+    def assign_add(self, delta: tf.Tensor) -> None:
+        self.assign(self.value + tf.cast(delta, self.dtype))
+
+    def assign_sub(self, delta: tf.Tensor) -> None:
+        self.assign(self.value - tf.cast(delta, self.dtype))
+
+
+class WeightShard(StandIn):
+    """A replica's shard of a weight along one dimension, which a Keras optimizer takes for a variable.
+
+    There are as many as replicas; its shape is that of a shard. Only what `taken` returns has a value.
+    """
+
+    def __init__(self, whole: keras.Variable, axis: int, count: int):
+        super().__init__(whole, [size // count if place == axis else size for place, size in enumerate(whole.shape)])
+        self.axis = axis
+        self.count = count
         self._unique_id = f"shard of {id(whole)}"
-        self._value: tf.Tensor | None = None
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
         """This replica's shard of a tensor of the whole's shape; in replica context."""
@@ -62,28 +83,14 @@ class WeightShard:
         taken._value = self.of(tf.convert_to_tensor(self.whole))
         return taken
 
-    @property
-    def value(self) -> tf.Tensor:
-        """The value; zeros where it was not `taken`, as when an optimizer is built, which is not on any one replica."""
-        return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
-
-    def assign(self, value: tf.Tensor) -> None:
-        self._value = tf.cast(value, self.dtype)
-
-    def assign_add(self, delta: tf.Tensor) -> None:
-        self.assign(self.value + tf.cast(delta, self.dtype))
-
-    def assign_sub(self, delta: tf.Tensor) -> None:
-        self.assign(self.value - tf.cast(delta, self.dtype))
-
 
 def _converted(
-    shard: WeightShard, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
+    part: StandIn, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
 ) -> tf.Tensor:
-    return tf.convert_to_tensor(shard.value, dtype=dtype, name=name)
+    return tf.convert_to_tensor(part.value, dtype=dtype, name=name)
 
 
-tf.register_tensor_conversion_function(WeightShard, _converted)
+tf.register_tensor_conversion_function(StandIn, _converted)
 
 
 def shard_of(variable: keras.Variable, count: int) -> WeightShard | None:

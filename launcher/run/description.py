@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -18,7 +18,8 @@ from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
 from launcher.run import layer_lint, layer_settings
 from launcher.run.plan import RunPlan
 from launcher.run.session import with_loss_scale
-from launcher.step import freezing, layer_policies, reduce_error
+from launcher.step import freezing, layer_policies, reduce_error, rows
+from launcher.step.local_pass import Traced
 from launcher.step.statistics import is_moving
 
 _GIT = "git describe --always --dirty --abbrev=40 --exclude='*' && git diff HEAD --no-ext-diff"
@@ -29,8 +30,8 @@ def describe(
     resolved: RunPlan,
     model: keras.Model,
     assigned: Sequence[keras.Variable],
-    unused: Collection[int] = (),
-    notes: Sequence[str] = (),
+    traced: Traced,
+    notes: Sequence[str],
 ) -> dict[str, str]:
     """The plan with what only the built model can tell.
 
@@ -38,7 +39,7 @@ def describe(
       resolved: the plan.
       model: built.
       assigned: what a forward pass assigns besides trained weights.
-      unused: positions of the trained variables that the loss does not depend on, as far as is known.
+      traced: what is known of the step.
       notes: what `session.build_model` had to say.
     """
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
@@ -49,8 +50,10 @@ def describe(
     lines |= layer_settings.describe(resolved, model)
     lines |= freezing.describe(model, resolved.recipe.freeze, resolved.recipe.rate_multipliers)
     moving = [math.prod(variable.shape) for variable in assigned if is_moving(variable)]
-    sent = [size for index, size in enumerate(sizes) if index not in unused]
-    lines["reduction"] = reduce_error.describe(sent, resolved.reduce_dtype.name, moving, resolved.strategy.num_replicas)
+    sent = [size for index, size in enumerate(sizes) if index not in {*traced.unused, *traced.tables}]
+    reduced = resolved.reduce_dtype.name, resolved.strategy.num_replicas
+    lines["reduction"] = reduce_error.describe(sent, reduced[0], moving, reduced[1])
+    lines |= rows.describe(model, traced.lookups, traced.tables, *reduced, lazy=resolved.recipe.lazy_embeddings)
     task = resolved.recipe.task
     more = [
         *task.notes(model, resolved.strategy.accelerator),

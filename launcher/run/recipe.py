@@ -128,6 +128,9 @@ class Recipe:
         `launcher.step.freezing.freeze`.
       rate_multipliers: what multiplies the learning rate of layers and weights, by a regular expression on their whole
         path, such as {'base/.*': 0.1}.
+      lazy_embeddings: whether optimizers with momentum or decay, such as Adam, leave rows of a table alone that a batch
+        does not look up, as LazyAdam and PyTorch's SparseAdam do: faster, and another function than Keras's. Plain
+        descent and Adagrad never move such rows.
       ema_decay: decay of an exponential moving average of the weights and moving statistics, such as 0.9999; None for
         no average.
       evaluate_ema: evaluate the averaged weights, when there are any.
@@ -177,6 +180,7 @@ class Recipe:
     start: StartFrom = dataclasses.field(default_factory=StartFrom)
     freeze: Sequence[str] = ()
     rate_multipliers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    lazy_embeddings: bool = False
     ema_decay: float | None = None
     evaluate_ema: bool = True
     jit_compile: bool = False

@@ -262,6 +262,7 @@ def step_config(plan: RunPlan, optimizer: Optimizer | Optimizers, runtime: Runti
         bucket_bytes=plan.bucket_bytes,
         clipping=_clipping(recipe.clipping, optimizer),
         ema_decay=recipe.ema_decay,
+        lazy_embeddings=recipe.lazy_embeddings,
         penalty=recipe.penalty,
         jit_compile=plan.jit_compile,
         loss_chunks=plan.loss_chunks,

@@ -314,8 +314,8 @@ class _Run:
             if order.trains:
                 self._attempt.begin(trainer.step)
         lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
-        statistics, unused = trainer.statistics, trainer.replica_step.traced.unused
-        lines |= description.describe(self._plan, built.model, statistics, unused, built.notes)
+        traced = trainer.replica_step.traced
+        lines |= description.describe(self._plan, built.model, trainer.statistics, traced, built.notes)
         lines |= {**tpu.describe(built.runtime.host.strategy), "results": order.model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ) or self._fit.verbose > 1)
         if order.trains:

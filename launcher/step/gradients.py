@@ -286,7 +286,8 @@ def _share(tensor: tf.Tensor) -> tuple[tf.Tensor | None, float]:
 
 
 def _is_small(gradient: tf.Tensor) -> bool:
-    return gradient.shape.num_elements() <= _SMALL
+    count = gradient.shape.num_elements()  # not known of rows of a table
+    return count is not None and count <= _SMALL
 
 
 @no_autograph

@@ -19,10 +19,12 @@ from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
+from launcher.step.rows import Rows, rows_of
 from launcher.step.statistics import is_overwritten, moving, present, seed_states
 from launcher.step.step_config import StepConfig, StepParts
 from launcher.tasks import cross_entropy, dropout
 from launcher.tasks.base import loss_sums, real_rows
+from launcher.tasks.lookups import counted
 
 Watch = Callable[[tf.GradientTape], list[tf.Tensor]]
 """Called under the tape of every microbatch, before its loss: tensors to differentiate the loss by, besides weights."""
@@ -32,7 +34,8 @@ class LocalSums(NamedTuple):
     """One replica's float32 sums over its microbatches.
 
     Attributes:
-      gradients: of the scaled loss, by each trained variable.
+      gradients: of the scaled loss, by each trained variable; of no element by those in `Traced.tables`.
+      rows: by those, not added up by row yet.
       moving: what the statistics gained, see `launcher.step.statistics`.
       loss, weight, metrics: as the task gives them, regularisation included.
       watched: gradients by what `ReplicaStep` was told to watch.
@@ -44,6 +47,7 @@ class LocalSums(NamedTuple):
     weight: tf.Tensor
     metrics: tuple[tf.Tensor, ...]
     watched: list[tf.Tensor]
+    rows: list[Rows]
 
 
 class Traced(NamedTuple):
@@ -53,10 +57,14 @@ class Traced(NamedTuple):
       metrics: how many numbers each of the task's metrics has, 1 for a scalar; in the order of the names.
       unused: positions of the trained variables that the loss does not depend on. They are not reduced and not
         updated, so that neither momentum nor weight decay moves them.
+      tables: positions of those whose gradients are kept by rows.
+      lookups: rows that a replica looks up in a step, at most, of those and of others that might be, by position.
     """
 
     metrics: Mapping[str, int] = MappingProxyType({})
     unused: Collection[int] = ()
+    tables: Sequence[int] = ()
+    lookups: Mapping[int, int] = MappingProxyType({})
 
     @classmethod
     def of(cls, metrics: Mapping[str, tf.Tensor], unused: Collection[int]) -> "Traced":
@@ -76,6 +84,7 @@ class LocalPass:
 
     def __init__(self, parts: StepParts, watch: Watch | None = None):
         self._task, self._model, self._config, self._watch = parts.task, parts.model, parts.config, watch
+        self._optimizer = parts.optimizer
         self._weights = list(self._model.trainable_variables)
         self._seeds = seed_states(self._model)
         self.moving = moving(parts.statistics, self._weights)
@@ -108,28 +117,44 @@ class LocalPass:
         # microbatches would need the memory of one.
         zeros = self._zero_sums(part(0), scale)
 
-        def body(index: tf.Tensor, *totals: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            more = tf.nest.flatten(self._microbatch(part(index), scale, step, index, moving_before))
-            return (index + 1, *(total + value for total, value in zip(totals, more, strict=True)))
+        def body(index: tf.Tensor, totals: LocalSums) -> tuple[tf.Tensor, LocalSums]:
+            more = self._microbatch(part(index), scale, step, index, moving_before)
+            rows = tf.nest.map_structure(
+                lambda all_parts, one: tf.tensor_scatter_nd_update(all_parts, [[index]], one[None]),
+                totals.rows,
+                more.rows,
+            )
+            sums = tf.nest.map_structure(tf.add, totals._replace(rows=[]), more._replace(rows=[]))
+            return index + 1, sums._replace(rows=rows)
 
-        start = (tf.constant(0), *tf.nest.flatten(zeros))
-        _, *flat = tf.while_loop(lambda index, *_: index < count, body, start, parallel_iterations=1)
-        return tf.nest.pack_sequence_as(zeros, flat)
+        start = zeros._replace(
+            rows=tf.nest.map_structure(lambda one: tf.zeros([count, *one.shape], one.dtype), zeros.rows)
+        )
+        _, sums = tf.while_loop(lambda index, _: index < count, body, (tf.constant(0), start), parallel_iterations=1)
+        return sums._replace(rows=tf.nest.map_structure(lambda one: tf.reshape(one, [-1, *one.shape[2:]]), sums.rows))
 
     def first(self, batch: Batch, scale: tf.Tensor, step: tf.Tensor) -> LocalSums:
-        """The same over the first microbatch alone."""
+        """The same over the first microbatch alone, all gradients `whole`."""
         count = self._config.microbatches
         part = {name: tensor[: tensor.shape[0] // count] for name, tensor in batch.items()}
-        return self._microbatch(part, scale, step, 0, present(self.moving))
+        return self.whole(self._microbatch(part, scale, step, 0, present(self.moving)))
+
+    def whole(self, local: LocalSums) -> LocalSums:
+        """The same sums with a dense gradient by each trained variable."""
+        dense = {
+            place: rows.whole(self._weights[place].shape)
+            for place, rows in zip(self.traced.tables, local.rows, strict=True)
+        }
+        return local._replace(gradients=[dense.get(*pair) for pair in enumerate(local.gradients)], rows=[])
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(self._taken(batch), scale).structured_outputs
         found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
-        grads, watched, loss, weight, metrics = found
+        grads, rows, watched, loss, weight, metrics = found
         count, states = self._config.microbatches, zip(self.moving, present(self.moving), strict=True)
         gained = [one.gained(before, tf.constant(0.0), 0, count) for one, before in states]
-        return LocalSums(grads, [*map(tf.zeros_like, gained)], loss, weight, metrics, watched)
+        return LocalSums(grads, [*map(tf.zeros_like, gained)], loss, weight, metrics, watched, rows)
 
     def _microbatch(
         self,
@@ -141,19 +166,19 @@ class LocalPass:
     ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         set_seeds(self._seeds, self._config, step, index)
-        grads, watched, loss, weight, metrics = self._forward_backward(self._taken(batch), scale)
+        grads, rows, watched, loss, weight, metrics = self._forward_backward(self._taken(batch), scale)
         for place in self._overwriting:
             self._weights[place].value.assign(grads[place])
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
-        of_padding, rows = self._is_padding(index), tf.reduce_sum(batch.get(WEIGHT, 1.0))
+        of_padding, num_real = self._is_padding(index), tf.reduce_sum(batch.get(WEIGHT, 1.0))
         for one, before in zip(self.moving, moving_before, strict=True):
-            delta = one.gained(before, rows, index, self._config.microbatches)
+            delta = one.gained(before, num_real, index, self._config.microbatches)
             averaged = of_padding is not None and one.fold == "mean"
             deltas.append(tf.where(of_padding, tf.zeros_like(delta), delta) if averaged else delta)
             one.variable.value.assign(before)
-        return LocalSums(grads, deltas, loss, weight, metrics, watched)
+        return LocalSums(grads, deltas, loss, weight, metrics, watched, rows)
 
     def _taken(self, batch: Batch) -> Batch:
         """A batch as the task's loss() takes it."""
@@ -167,12 +192,27 @@ class LocalPass:
             return None
         return tf.distribute.get_replica_context().replica_id_in_sync_group * each + microbatch >= parts
 
+    def _by_rows(self, found: Sequence[Any], counted: Mapping[int, int]) -> tuple[dict[int, Rows], dict[int, int]]:
+        """The gradients that are kept by rows, by their variables' positions; and `Traced.lookups`."""
+        count, by_rows, of_step = self._config.microbatches, dict[int, Rows](), dict[int, int]()
+        for place, (gradient, weight) in enumerate(zip(found, self._weights, strict=True)):
+            # Microbatches are put in a row, of a size that is known.
+            known = 0 if count > 1 else counted[id(weight)]
+            rows, lookups = rows_of(gradient, weight.value.shape, known, count * num_replicas())
+            if rows is None:
+                continue
+            of_step[place] = count * lookups
+            if not self._config.clipping.adaptive and self._optimizer.updates_rows(place, self._config.lazy_embeddings):
+                by_rows[place] = rows
+        return by_rows, of_step
+
     @dropout.exact()
     def _differentiate(
         self, batch: Batch, scale: tf.Tensor
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+    ) -> tuple[list[tf.Tensor], list[Rows], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
         variables = [variable.value for variable in self._weights]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        with tape, counted(self._config.rows) as lookups:
             for variable in variables:
                 tape.watch(variable)
             sources: list[tf.Tensor] = [] if self._watch is None else self._watch(tape)
@@ -191,12 +231,16 @@ class LocalPass:
         if len(unused) == len(variables):
             raise UsageError("the loss depends on no trained variable: does loss() use the model that it is given?")
         self._overwriting = {place for place, one in enumerate(self._weights) if is_overwritten(one)} - unused
-        self.traced = Traced.of(metrics, unused | self._overwriting)
+        by_rows, num_lookups = self._by_rows(found, lookups)
+        self.traced = Traced.of(metrics, unused | self._overwriting)._replace(tables=[*by_rows], lookups=num_lookups)
         return (
             [
-                tf.zeros(variable.shape) if gradient is None else gradients.dense(gradient, variable.shape)
-                for gradient, variable in zip(found, variables, strict=True)
+                tf.zeros([0] if place in by_rows else variable.shape)
+                if gradient is None or place in by_rows
+                else gradients.dense(gradient, variable.shape)
+                for place, (gradient, variable) in enumerate(zip(found, variables, strict=True))
             ],
+            [*by_rows.values()],
             [
                 tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient, source in zip(watched, sources, strict=True)
@@ -255,7 +299,8 @@ class OwnTime:
         begun = _clock_after(tf.nest.flatten(batch))
         local = local_pass(batch, scale, step)
         # The first weights' gradient is the last one that a backward pass makes.
-        self.seconds.assign_add(_clock_after([local.loss, tf.reshape(local.gradients[0], [-1])[:1]]) - begun)
+        last = [tf.reshape(local.gradients[0], [-1])[:1], *tf.nest.flatten(local.rows)]
+        self.seconds.assign_add(_clock_after([local.loss, *last]) - begun)
         return local
 
 

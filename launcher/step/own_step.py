@@ -75,7 +75,7 @@ class OwnStep:
             gained.append(one.gained(old, num_real, 0, 1))
             one.variable.value.assign(old)
         of_metrics = tuple(metrics[name] for name in self.traced.metrics)
-        return applications, LocalSums([], gained, loss, num_real, of_metrics, [])
+        return applications, LocalSums([], gained, loss, num_real, of_metrics, [], [])
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""

@@ -43,6 +43,7 @@ class StepConfig:
         branches of a conditional are computed, and where the update has collectives of its own.
       one_copy: whether all replicas have one copy of each variable, which the first of them changes.
       shards: replicas among which the optimizer's state is shared out; 1 where each holds all of it.
+      lazy_embeddings: whether rows of tables that a batch does not look up stay as they are, whatever the optimizer.
       has_limits: whether steps are skipped whose loss or gradient norm is above what `Trainer.limit` says.
     """
 
@@ -65,6 +66,7 @@ class StepConfig:
     selects: bool = False
     one_copy: bool = False
     shards: int = 1
+    lazy_embeddings: bool = False
     has_limits: bool = False
 
     def num_parts(self, num_replicas: int) -> int:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from launcher.data.pipeline import Batch
 from launcher.step import gradients, overflow
 from launcher.step.local_pass import LocalPass, LocalSums, OwnTime, Traced, Watch, is_first_replica, num_replicas
+from launcher.step.rows import over_replicas
 from launcher.step.step_config import StepParts
 from launcher.step.updates import Change, Trained, update
 
@@ -105,9 +106,15 @@ class ReplicaStep:
         run = self._pass if self._own_time is None else functools.partial(self._own_time.of, self._pass)
         local = run(batch, scale, step)
         weights = zip(self._weights, self._parts.optimizer.shards, strict=True)
-        trained = [Trained(index, *pair) for index, pair in enumerate(weights) if index not in self.traced.unused]
+        others = {*self.traced.unused, *self.traced.tables}
+        trained = [Trained(index, *pair) for index, pair in enumerate(weights) if index not in others]
         sent = gradients.to_reduce_dtype([local.gradients[one.number] for one in trained], config.reduce_dtype)
-        sums = gradients.reduce_sum(local._replace(gradients=sent, watched=[]), bucket_bytes=config.bucket_bytes)
+        dense = local._replace(gradients=sent, watched=[], rows=[])
+        sums = gradients.reduce_sum(dense, bucket_bytes=config.bucket_bytes)
+        rows = [over_replicas(one, config.reduce_dtype) for one in local.rows]
+        tables = zip(self.traced.tables, rows, strict=True)
+        trained += [Trained(place, self._weights[place], None, one.ids) for place, one in tables]
+        sums.gradients.extend(one.values for one in rows)
         checked = self._unscale_and_check(sums, trained, scale)
         learning_rate = self._parts.optimizer.learning_rate(tf.cast(step, tf.float32))
         change = Change(
@@ -169,7 +176,7 @@ class ReplicaStep:
           float32 [replicas, trained variables, 2], the same on every replica; whole numbers below 2**16.
         """
         scale, step = map(tf.convert_to_tensor, (self._counters.scale.scale, self._counters.step))
-        found = self._pass(batch, scale, step).gradients
+        found = self._pass.whole(self._pass(batch, scale, step)).gradients
         sums = tf.stack([tf.reduce_sum(tf.cast(tf.bitcast(one, tf.int32), tf.int64)) for one in found])
         sums += flip * tf.one_hot(0, len(found), dtype=tf.int64)
         halves = tf.stack([tf.math.floormod(sums, 2**16), tf.math.floormod(sums // 2**16, 2**16)], axis=1)
@@ -189,7 +196,8 @@ class ReplicaStep:
         """
         counters = self._counters
         scale, step = tf.convert_to_tensor(counters.scale.scale), tf.convert_to_tensor(counters.step)
-        sent = gradients.to_reduce_dtype(self._pass(batch, scale, step).gradients, self._config.reduce_dtype)
+        local = self._pass.whole(self._pass(batch, scale, step))
+        sent = gradients.to_reduce_dtype(local.gradients, self._config.reduce_dtype)
         rows = gradients.of_each_replica(overflow.flags(sent))
         summed = gradients.reduce_sum(sent, bucket_bytes=self._config.bucket_bytes)
         return tf.concat([rows, overflow.flags(summed)[None, :]], axis=0)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
+from launcher.step.rows import Rows, spread
 from launcher.step.statistics import Statistic
 from launcher.step.step_config import StepConfig, StepParts
 
@@ -24,11 +25,13 @@ class Trained(NamedTuple):
       number: its position among all trained weights.
       weight: the variable.
       shard: what a replica updates of it; None where each replica updates all of it.
+      rows: which of its rows the gradient is of; None for all in order.
     """
 
     number: int
     weight: keras.Variable
     shard: WeightShard | None
+    rows: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,18 +66,39 @@ class Change:
     @property
     def shards(self) -> dict[int, WeightShard]:
         """What this replica updates a shard of, by the position of the weight."""
-        return {index: shard for index, _, shard in self.trained if shard is not None}
+        return {one.number: one.shard for one in self.trained if one.shard is not None}
+
+    @property
+    def tables(self) -> list[Trained]:
+        """The weights whose rows are updated by themselves."""
+        return [one for one in self.trained if one.rows is not None]
 
     def update_weights(self) -> list[tf.Tensor]:
         """Clips the gradients and applies the optimizer; returns the new values of `shards`, which are not assigned."""
-        weights = [tf.cast(one.weight.value, tf.float32) for one in self.trained]
-        clipped = self.config.clipping.apply(self.checked.gradients, self.checked.norm, weights)
-        by_index = self._by_index(clipped)
+        by_index = self._by_index(self._clipped())
         if not self.config.checks_shards:
             by_index |= {index: shard.of(by_index[index]) for index, shard in self.shards.items()}
+        for one in self.tables:
+            del by_index[one.number]
         of_all = [by_index.get(index) for index in range(self.num_weights)]
         step = tf.cast(tf.convert_to_tensor(self.parts.counters.step), tf.float32)
         return self.parts.optimizer.apply(of_all, step, self.learning_rate)
+
+    def update_rows(self) -> None:
+        """Updates the rows of `tables` if they are to be; not in a conditional, which would copy the tables."""
+        if not self.tables:
+            return
+        by_index = self._by_index(self._clipped())
+        for one in self.tables:
+            gradient = spread(Rows(one.rows, by_index[one.number]))
+            self.parts.optimizer.apply_rows(one.number, one.rows, gradient, self.learning_rate, self.checked.applied)
+
+    def _clipped(self) -> list[tf.Tensor]:
+        # Of a table's gradient no rule asks for the weights.
+        weights = [
+            tf.zeros([]) if one.rows is not None else tf.cast(one.weight.value, tf.float32) for one in self.trained
+        ]
+        return self.config.clipping.apply(self.checked.gradients, self.checked.norm, weights)
 
     def present_shards(self) -> list[tf.Tensor]:
         """The values of `shards` as they are."""
@@ -124,6 +148,7 @@ def update(change: Change) -> tf.Tensor:
 
     Where the step `selects`, the flags are zeros always: they would read every gradient at every step.
     """
+    change.update_rows()
     if change.config.selects:
         return _masked(change)
     return _conditional(change)
@@ -157,7 +182,7 @@ def _conditional(change: Change) -> tf.Tensor:
 def _masked(change: Change) -> tf.Tensor:
     """For a TPU, which computes both branches, and for an update with collectives: made, and then taken back."""
     no_flags = change.no_flags()
-    updated = [one.weight.value for one in change.trained if one.shard is None]
+    updated = [one.weight.value for one in change.trained if one.shard is None and one.rows is None]
     updated += [variable.value for variable in change.parts.optimizer.variables]
     present = change.present_shards()
     with _kept_if(change.checked.applied, updated):

@@ -18,6 +18,7 @@ from launcher.errors import UsageError, nearest
 from launcher.errors.user_code import defined_at
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.optimizers import Optimizer
+from launcher.tasks import lookups
 
 Assets = Mapping[str, bytes]
 
@@ -322,7 +323,8 @@ def loss_sums(
     task: Task, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
 ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
     """Calls the task's loss() while a step is traced; UsageError unless it returns float32 sums."""
-    outputs = call_converted(task.loss, model, batch, training)
+    with lookups.by_rows():
+        outputs = call_converted(task.loss, model, batch, training)
     return checked_sums(outputs, batch, where=defined_at(task.loss), vectors=task.results is not None)
 
 

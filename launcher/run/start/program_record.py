@@ -34,7 +34,16 @@ from launcher.tasks import keras_private
 from launcher.tasks.keras_callbacks import fit_of
 from launcher.tasks.keras_model import KerasTask
 
-_OF_RECIPE = ("clipping", "penalty", "ema_decay", "freeze", "rate_multipliers", "precision_overrides", "early_stopping")
+_OF_RECIPE = (
+    "clipping",
+    "penalty",
+    "ema_decay",
+    "freeze",
+    "rate_multipliers",
+    "precision_overrides",
+    "early_stopping",
+    "lazy_embeddings",
+)
 _REGULARISES = re.compile(r"Dropout|Noise|ActivityRegularization")  # layers that do nothing else
 _STRENGTH = re.compile(
     r"\.[^.]*(dropout|regularizer|stddev|noise)|\.(rate|trainable)$"

@@ -1,0 +1,64 @@
+"""Lookups by Keras's `ops.take` that read the rows of a table that they look up, and no others.
+
+Keras's `Embedding` reads its table whole and takes rows of what it has read. A variable whose rows are updated by
+themselves is copied by TensorFlow at each such read.
+"""
+
+import contextlib
+import contextvars
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Leans on Keras: `keras.ops.take` looks this name up in its backend's module at each call. Tried with 3.8 to 3.15.
+# Noticed by tests/step/test_rows.py. Then: see what `Embedding` calls.
+from keras.src.backend import numpy as backend
+
+from launcher.machine.replaced import Shared, put
+from launcher.machine.replicas import read_rows
+
+_REAL = backend.take
+_by_rows = Shared()
+_counts: contextvars.ContextVar[tuple[int, Counter[int]] | None] = contextvars.ContextVar("_counts", default=None)
+
+
+@contextlib.contextmanager
+def by_rows() -> Iterator[None]:
+    """A block in which a lookup along a variable's first axis reads the rows alone."""
+    with _by_rows.standing(lambda undo: put(undo, backend, "take", _take)):
+        yield
+
+
+@contextlib.contextmanager
+def counted(batch_rows: int) -> Iterator[Counter[int]]:
+    """A block in which lookups by rows are counted, by the id of the table's variable: at most so many a step.
+
+    Args:
+      batch_rows: of the batch, where ids do not tell how many there are along their first axis.
+    """
+    counts = Counter[int]()
+    before = _counts.set((batch_rows, counts))
+    try:
+        yield counts
+    finally:
+        _counts.reset(before)
+
+
+def _take(x: Any, indices: Any, axis: int | None = None) -> Any:
+    # A user's thread may be here, too, and outside of any replica.
+    is_variable = axis == 0 and isinstance(x, keras.Variable) and not tf.distribute.in_cross_replica_context()
+    table = x.value if is_variable else None
+    if not isinstance(table, tf.Variable) or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
+        return _REAL(x, indices, axis)
+    ids = tf.convert_to_tensor(indices)
+    if ids.dtype not in (tf.int32, tf.int64):
+        return _REAL(x, indices, axis)
+    if (counting := _counts.get()) and ids.shape[1:].is_fully_defined():
+        batch_rows, counts = counting
+        counts[id(x)] += math.prod([batch_rows if size is None else size for size in ids.shape])
+    # From the end, as Keras has it.
+    return read_rows(table, tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids))
