@@ -32,7 +32,7 @@ class StandIn:
 
     trainable = True
 
-    def __init__(self, whole: keras.Variable, shape: Sequence[int | None], value: tf.Tensor | None = None):
+    def __init__(self, whole: keras.Variable, shape: Sequence[Any], value: tf.Tensor | None = None):
         self.whole, self.shape = whole, tuple(shape)
         self.dtype, self.path, self.name = whole.dtype, whole.path, whole.name
         # Leans on Keras: TensorFlow's optimizers know a variable again by `_unique_id`. Noticed by

@@ -24,14 +24,15 @@ from launcher.step.statistics import is_moving
 
 _GIT = "git describe --always --dirty --abbrev=40 --exclude='*' && git diff HEAD --no-ext-diff"
 _DIFF_CHARACTERS = 200_000
+_NOT_TRACED = Traced()
 
 
 def describe(
     resolved: RunPlan,
     model: keras.Model,
     assigned: Sequence[keras.Variable],
-    traced: Traced,
-    notes: Sequence[str],
+    traced: Traced = _NOT_TRACED,
+    notes: Sequence[str] = (),
 ) -> dict[str, str]:
     """The plan with what only the built model can tell.
 

@@ -141,10 +141,8 @@ class LocalPass:
 
     def whole(self, local: LocalSums) -> LocalSums:
         """The same sums with a dense gradient by each trained variable."""
-        dense = {
-            place: rows.whole(self._weights[place].shape)
-            for place, rows in zip(self.traced.tables, local.rows, strict=True)
-        }
+        tables = zip(self.traced.tables, local.rows, strict=True)
+        dense = {place: rows.whole(self._weights[place].shape) for place, rows in tables}
         return local._replace(gradients=[dense.get(*pair) for pair in enumerate(local.gradients)], rows=[])
 
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
