@@ -19,11 +19,7 @@ def sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
 
 @no_autograph
 def read_rows(table: tf.Variable, ids: tf.Tensor) -> tf.Tensor:
-    """Rows of this replica's copy of a variable, [*ids.shape, ...], without a read of the others; in replica context.
-
-    TensorFlow copies a variable whose rows were changed by themselves at each read of the whole, and `tf.gather` reads
-    the whole of one that has a copy on each replica.
-    """
+    """Rows of this replica's copy of a variable, [*ids.shape, ...]; in replica context, without a read of the whole."""
     return tf.raw_ops.ResourceGather(resource=table.handle, indices=ids, dtype=table.dtype)
 
 

@@ -19,7 +19,6 @@ import tensorflow as tf
 from keras.src.backend import numpy as backend
 
 from launcher.machine.replaced import Shared, put
-from launcher.machine.replicas import read_rows
 
 _REAL = backend.take
 _by_rows = Shared()
@@ -49,10 +48,8 @@ def counted(batch_rows: int) -> Iterator[Counter[int]]:
 
 
 def _take(x: Any, indices: Any, axis: int | None = None) -> Any:
-    # A user's thread may be here, too, and outside of any replica.
-    is_variable = axis == 0 and isinstance(x, keras.Variable) and not tf.distribute.in_cross_replica_context()
-    table = x.value if is_variable else None
-    if not isinstance(table, tf.Variable) or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
+    table = _here(x.value) if axis == 0 and isinstance(x, keras.Variable) else None
+    if table is None or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
         return _REAL(x, indices, axis)
     ids = tf.convert_to_tensor(indices)
     if ids.dtype not in (tf.int32, tf.int64):
@@ -61,4 +58,16 @@ def _take(x: Any, indices: Any, axis: int | None = None) -> Any:
         batch_rows, counts = counting
         counts[id(x)] += math.prod([batch_rows if size is None else size for size in ids.shape])
     # From the end, as Keras has it.
-    return read_rows(table, tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids))
+    return table.sparse_read(tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids))
+
+
+def _here(table: Any) -> Any:
+    """A variable, or the copy of one that this replica has; None of a tensor, and outside of replicas.
+
+    Of a variable with a copy on each replica, `tf.gather` would read the whole.
+    """
+    # A user's thread may come here, too, and outside of any replica.
+    if not isinstance(table, tf.Variable) or tf.distribute.in_cross_replica_context():
+        return None
+    copies, handle = getattr(table, "values", (table,)), table.handle
+    return next((copy for copy in copies if copy.handle is handle and hasattr(copy, "sparse_read")), None)
