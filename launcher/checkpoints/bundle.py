@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,6 @@ def _durable(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 def _merged(folder: Path, writers: Writers, own: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Waits for the parts of the others, and makes one bundle of all; what a manifest says of its files."""
-    import tensorflow as tf
-
     written = [own]
     for index in range(1, writers.count):
         path = folder / f"{_PART.format(index)}.json"
@@ -147,13 +145,10 @@ def _merged(folder: Path, writers: Writers, own: dict[str, dict[str, Any]]) -> d
         path.unlink()
     prefixes = [str(folder / _PART.format(index)) for index in range(writers.count)]
     # Data files are renamed, in the order of the prefixes; nothing is copied.
-    try:
-        with tf.device(None), tf.device("CPU:0"):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=prefixes, destination_prefix=str(folder / STATE), delete_old_dirs=False
-            )
-    except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message) from error
+    with _on_host() as ops:
+        ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes, destination_prefix=str(folder / STATE), delete_old_dirs=False
+        )
     of_data = [about for files in written for name, about in files.items() if ".data-" in name]
     files = dict(zip((path.name for path in sorted(folder.glob(f"{STATE}.data-*"))), of_data, strict=True))
     return {**files, **_durable([folder / f"{STATE}.index"])}
@@ -176,20 +171,20 @@ class StoredArray:
         """
         import tensorflow as tf
 
-        wanted = "" if where is None else _slice(self.shape, where)
         try:
-            with tf.device(None), tf.device("CPU:0"):
-                (tensor,) = tf.raw_ops.RestoreV2(
+            with _on_host() as ops:
+                (tensor,) = ops.RestoreV2(
                     prefix=str(self.folder / STATE),
                     tensor_names=[self.name],
-                    shape_and_slices=[wanted],
+                    shape_and_slices=["" if where is None else _slice(self.shape, where)],
                     dtypes=[tf.dtypes.as_dtype(self.dtype)],
                 )
             array = np.asarray(tensor.numpy())
             if where is None and array.shape != self.shape:
                 raise ValueError(f"{self.name} has the shape {array.shape}, its manifest says {self.shape}")
-        except (tf.errors.OpError, TypeError, ValueError) as error:
-            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {error}") from error
+        except (OSError, TypeError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {why}") from error
         return array
 
     def astype(self, dtype: str) -> Source:
@@ -207,20 +202,25 @@ def _slice(shape: Sequence[int], where: Range) -> str:
 
 
 def _write_bundle(prefix: Path, arrays: State) -> None:
-    import tensorflow as tf
-
     from launcher.machine.host_arrays import shared_tensor
+
+    with _on_host() as ops:
+        ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=list(arrays),
+            shape_and_slices=[_slice(it.shape, it.where) if isinstance(it, Part) else "" for it in arrays.values()],
+            tensors=[shared_tensor(_own(array)) for array in arrays.values()],
+        )
+
+
+@contextlib.contextmanager
+def _on_host() -> Iterator[Any]:
+    """TensorFlow's operations on bundles, by this host; OSError where one fails."""
+    import tensorflow as tf
 
     try:
         # Not in the scope of whoever calls: connected to a TPU's hosts, TensorFlow writes from one of those by default.
         with tf.device(None), tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=str(prefix),
-                tensor_names=list(arrays),
-                shape_and_slices=[
-                    _slice(array.shape, array.where) if isinstance(array, Part) else "" for array in arrays.values()
-                ],
-                tensors=[shared_tensor(_own(array)) for array in arrays.values()],
-            )
+            yield tf.raw_ops
     except tf.errors.OpError as error:
         raise OSError(errno.EIO, error.message) from error

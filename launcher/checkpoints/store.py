@@ -24,6 +24,7 @@ from launcher.machine import regular_file
 
 _FOLDER = re.compile(r"step_(\d{8}|[1-9]\d{8,})")
 _REWINDS, _BEST = "rewinds.json", "best.json"
+_DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # of a record that is none
 
 _logger = logging.getLogger(__name__)
 
@@ -168,16 +169,14 @@ class CheckpointStore:
 
         A damaged record is a warning and None, and one that cannot be read a CheckpointReadError.
         """
-        path = self._directory / _BEST
         try:
-            record = json.loads(regular_file.read(path))
-            return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise read_error(path, error) from error
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            _logger.warning("Ignoring the damaged record of the best checkpoint %s: %r.", path, error)
+            record = self._recorded(_BEST, None)
+            if record is not None:
+                return Best(step=int(record["step"]), metric=str(record["metric"]), value=float(record["value"]))
+        except _DAMAGE as error:
+            _logger.warning(
+                "Ignoring the damaged record of the best checkpoint %s: %r.", self._directory / _BEST, error
+            )
         return None
 
     def mark_best(self, step: int, *, metric: str, value: float) -> None:
@@ -197,21 +196,16 @@ class CheckpointStore:
         Raises:
             CheckpointReadError: The record cannot be read, so that nobody knows which batches the run leaves out.
         """
-        path = self._directory / _REWINDS
         try:
             return tuple(
                 {**rewind, "left_out": [first, last]}
-                for rewind in json.loads(regular_file.read(path))
+                for rewind in self._recorded(_REWINDS, ())
                 for first, last in [map(int, rewind["left_out"])]
             )
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise read_error(path, error) from error
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        except _DAMAGE as error:
             raise CheckpointReadError(
-                f"{path} is damaged ({error!r}): it says which batches this run leaves out. Restore it from a copy, or "
-                "remove it if the run may go on with other batches."
+                f"{self._directory / _REWINDS} is damaged ({error!r}): it says which batches this run leaves out. "
+                "Restore it from a copy, or remove it if the run may go on with other batches."
             ) from error
 
     def go_back(self, before: int, checkpoints: int, record: Mapping[str, Any]) -> int | None:
@@ -250,6 +244,16 @@ class CheckpointStore:
         rewinds = [*self.rewinds(), {**record, "to_step": step}]
         self._record(_REWINDS, rewinds, "the record of the batches that are left out")
         return step
+
+    def _recorded(self, name: str, otherwise: Any) -> Any:
+        """Contents of a small file of JSON, or `otherwise` without it; CheckpointReadError where it cannot be read."""
+        path = self._directory / name
+        try:
+            return json.loads(regular_file.read(path))
+        except FileNotFoundError:
+            return otherwise
+        except OSError as error:
+            raise read_error(path, error) from error
 
     def _record(self, name: str, record: Any, what: str) -> None:
         """Replaces a small file of JSON durably and at once; CheckpointWriteError where `what` cannot be written."""

@@ -1,7 +1,6 @@
 """Use of the bindings by a run: unused ones are errors, and the used ones are kept as config.gin."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import gin
@@ -49,9 +48,10 @@ def unused_bindings(*, traced: bool = True) -> list[str]:
             inward = [("/".join(scopes[:depth]), selector, arg) for depth in range(len(scopes) + 1)]
             used.update([key for key in inward if key in loaded.bound][-1:])
     called = {target_of(scope, selector) for scope, selector in operative}
+    selectors = {selector for _, selector in operative}
     replaced = {target: order for target, order in overridden_targets().items() if target not in called}
     return [
-        f"{binding.name} = {binding.value!r} ({binding.where}): {_why_unused(key, operative, used)}"
+        f"{binding.name} = {binding.value!r} ({binding.where}): {_why_unused(key, selectors, used)}"
         for key, binding in loaded.bound.items()
         if key not in used
         and (traced or _is_launchers(key[1]))
@@ -64,21 +64,16 @@ def _is_launchers(selector: str) -> bool:
     return module.partition(".")[0] == "launcher"
 
 
-def _why_unused(key: Key, operative: Mapping[tuple[str, str], set[str]], used: set[Key]) -> str:
+def _why_unused(key: Key, called: set[str], used: set[Key]) -> str:
     scope, selector, arg = key
     if selector == MACRO:
         users = [binding.name for binding in loaded.bound.values() if f"%{scope}" in targets_of(binding)]
         return f"only {', '.join(users)} mentions it, and nothing used that" if users else "nothing mentions it"
     name = short_name(selector)
-    scopes = [called for called, other in operative if other == selector]
-    if not scopes:
+    if selector not in called:
         return f"{name} is never called{_instead_of(selector, used)}"
-    inside = [called for called in scopes if not scope or f"{called}/".startswith(f"{scope}/")]
-    if not inside:
-        return f"{name} is called, but not in scope {scope!r}"
-    if any(arg in operative[called, selector] for called in inside):
-        return f"every call of {name} takes {arg} from an inner scope"
-    return f"whoever calls {name} sets {arg} itself"
+    where = f" in scope {scope!r}" if scope else ""
+    return f"no call of {name}{where} takes {arg} from it: whoever calls it sets {arg} itself, or an inner scope does"
 
 
 def _instead_of(selector: str, used: set[Key]) -> str:

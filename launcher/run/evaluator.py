@@ -185,10 +185,9 @@ class DecodingEvaluator:
     """Evaluates what the model writes: each replica decodes its own examples, every worker scores all outputs."""
 
     def __init__(self, runtime: Runtime, model: keras.Model, plan: RunPlan):
-        self._model = model
         self._task: Decodes = plan.recipe.task
         self._global_batch_size = size = plan.eval_batch_size
-        self._generate = _compiled(self._outputs, plan, runtime)
+        self._generate = _compiled(partial(call_converted, self._task.generate, model), plan, runtime)
         self.batches = _Batches(
             runtime, "decoding", self._task.decode_batches, size, lambda replicas: 0, lambda on: on.rows(self._answers)
         )
@@ -214,9 +213,6 @@ class DecodingEvaluator:
 
     def _answers(self, batch: Batch) -> tuple[tf.Tensor, ...]:
         return batch["example"], batch["weight"], self._generate(batch)
-
-    def _outputs(self, batch: Batch) -> tf.Tensor:
-        return call_converted(self._task.generate, self._model, batch)
 
 
 def _compiled(

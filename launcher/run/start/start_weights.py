@@ -114,7 +114,7 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     own, layers = _of_model(model, numbered=source.numbered)
     exempt = {weight.layer for weight in own if is_allowed(allowed, weight.names)}
     exempt |= {array.layer for array in source.weights if is_allowed(allowed, names_of(array))}
-    pairs, by_order = pair(layers, _layers(source.weights), exempt)
+    pairs, by_order = pair(layers, _layers((one.layer, one.key, one.value) for one in source.weights), exempt)
     matches, by_name = compare(own, source.weights, pairs), dict[str, Own]()
     if start.optimizer and slots is not None:
         by_name = {name: Own(variable, (name,), (), name) for name, variable in slots.items()}
@@ -166,7 +166,7 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
     holders = owners(model, lambda layer: layer.weights)
     numbers = {id(v): key for placed in walk(model) for key, v in _numbers(placed) if id(v) in holders}
     own: list[Own] = []
-    by_chain: dict[Chain, Layer] = {}
+    bases: dict[Chain, str | None] = {}
     taken: dict[str, object] = {}
     for item in layers.weights(model):
         variable, holder = item.layer, holders[id(item.layer)]
@@ -176,10 +176,8 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
         chain = tuple(around)
         key = numbers.get(id(variable), key) if numbered else key
         own.append(Own(variable, (item.path, item.place), chain, key))
-        base = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
-        shapes = by_chain[chain].shapes if chain in by_chain else {}
-        by_chain[chain] = Layer(chain, base, {**shapes, key: tuple(variable.shape)})
-    return own, list(by_chain.values())
+        bases[chain] = counted_base(chain[-1], type(holder.layer).__name__) if chain else None
+    return own, _layers(((weight.layer, weight.key, weight.variable) for weight in own), bases)
 
 
 def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
@@ -189,8 +187,9 @@ def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
     return numbered.items()
 
 
-def _layers(stored: Sequence[Stored]) -> list[Layer]:
+def _layers(weights: Iterable[tuple[Chain, str, Any]], bases: Mapping[Chain, str | None] | None = None) -> list[Layer]:
+    """The layers of weights, each weight with the chain and the key that it goes by."""
     shapes: dict[Chain, dict[str, tuple[int, ...]]] = {}
-    for array in stored:
-        shapes.setdefault(array.layer, {})[array.key] = array.value.shape
-    return [Layer(chain, None, sizes) for chain, sizes in shapes.items()]
+    for chain, key, array in weights:
+        shapes.setdefault(chain, {})[key] = tuple(array.shape)
+    return [Layer(chain, (bases or {}).get(chain), sizes) for chain, sizes in shapes.items()]
