@@ -19,16 +19,23 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 def measure(options: argparse.Namespace) -> dict:
     from launcher.config import gin_bindings
+    from launcher.reporting.reporter import Reporter
     from launcher.run import loading, session
+    from launcher.run.actions.precision_watch import PrecisionWatch, Watch
     from launcher.run.recipe import Recipe
-    from launcher.watch.precision_watch import PrecisionWatch, Watch
 
     loading.import_builtins()
     gin_bindings.load([options.gin_file], options.gin_param)
     built = session.build(loading.Machine(environ=os.environ, replicas=options.replicas).plan_of(Recipe()))
     trainer, every = built.trainer, PrecisionWatch().every
     batches = trainer.batches(built.plan.data)
-    watch = Watch(trainer, session.float32_model(built), built.plan.data, every)
+    reporter = Reporter(model_dir="", total_steps=0, is_chief=False)
+    watch = Watch(trainer, session.float32_model(built), reporter)
+
+    looked_at = trainer.batches(built.plan.data, runtime=trainer.runtime.host)
+
+    def sample() -> None:
+        watch.sample(next(looked_at))
 
     def timed(action) -> float:
         started = time.perf_counter()
@@ -36,11 +43,11 @@ def measure(options: argparse.Namespace) -> dict:
         return time.perf_counter() - started
 
     trainer.train(batches, 1)
-    first_sample = timed(watch.sample)
+    first_sample = timed(sample)
     steps, samples = [], []
     for _ in range(options.rounds):
         steps.append(timed(lambda: trainer.train(batches, options.steps)) / options.steps)
-        samples.append(timed(watch.sample))
+        samples.append(timed(sample))
     ratios = sorted(sample / step for sample, step in zip(samples, steps, strict=True))
     median = statistics.median(ratios)
     return {

@@ -13,7 +13,7 @@ The map, from the door inwards. A room may use those below it, never those above
     step_program       the step as a StableHLO program, and what runs it
     serving            a trained model at work: predict, export
     run                one run: recipe, plan, session, controller, evaluator, starting point
-    watch              gradients looked at while a model trains
+    watch              gradients looked at while they are made: taps between layers, what float16 loses
     step               one training step: trainer, gradients, loss scale, layer policies, moving statistics
     runtime            the replicas that run a step's function and hold its state: TensorFlow's strategies
     tasks              model, data, loss and metrics: image classification, translation, language modelling

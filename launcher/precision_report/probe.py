@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from launcher.data.pipeline import Batch
 from launcher.run import session
+from launcher.run.actions.precision_watch import copy_weights
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
 from launcher.watch import gradient_taps
 from launcher.watch.gradient_taps import Seen, TappedPass
-from launcher.watch.precision_watch import copy_weights
 
 
 class Compared(NamedTuple):

@@ -53,8 +53,8 @@ class MetricsFile:
     Fields: step, split ("train", "eval", "precision" or "spike"), loss, the task's metrics, then learning_rate,
     loss_scale, skipped_steps, gradient_norm, examples_per_second, input_wait_fraction (those that the event has), and
     time (Unix seconds). A value that is NaN or infinite is null and its name stands in the list "non_finite". Events of
-    the split "precision" have no loss; their fields are those of `launcher.watch.precision_watch.Sample`. Those of the
-    split "spike" say what was seen ("what") and done ("action"); the "step" of a rewind is the one gone back to.
+    the split "precision" have no loss; their fields are those of `launcher.run.actions.precision_watch.Sample`. Those
+    of the split "spike" say what was seen ("what") and done ("action"); the "step" of a rewind is the one gone back to.
 
     Args:
         model_dir: Made, with the file, by the first event.

@@ -89,7 +89,7 @@ class Sink:
         """Some evaluation examples: what was given, what the model made of it and what was expected."""
 
     def precision(self, event: Record, exponents: Record) -> None:
-        """Statistics of gradients; see `launcher.watch.precision_watch.Sample`."""
+        """Statistics of gradients; see `launcher.run.actions.precision_watch.Sample`."""
 
     def truncate_after(self, step: int) -> None:
         """Steps past `step`, which an earlier attempt reported, are about to come again; called before `started`.

@@ -18,13 +18,13 @@ from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
 from launcher.reporting.sinks import Sink
 from launcher.run.actions.early_stopping import EarlyStopping
+from launcher.run.actions.precision_watch import PrecisionWatch
 from launcher.run.actions.spikes import Spikes
 from launcher.run.start.start_weights import StartFrom
 from launcher.step import freezing, layer_policies
 from launcher.step.clipping import Clipping
 from launcher.step.regularization import Penalty
 from launcher.tasks.base import complete
-from launcher.watch.precision_watch import PrecisionWatch
 
 SAVE_MODEL = ("best", "last", "none")
 BATCH_NORM = ("auto", "global", "local")
@@ -209,16 +209,15 @@ class Recipe:
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):
             if getattr(self, name) != "auto":
                 check_least("train", self, **{name: 1})
-        if self.rematerialize not in (True, False, None, "auto"):
-            raise UsageError(f"train.rematerialize = {self.rematerialize!r}: must be True, False, 'auto' or None")
         if self.loss_chunks != "auto" and task.logits_shape is None:
             raise UsageError(f"train.loss_chunks = {self.loss_chunks}: only a task of text has it; leave it out")
-        _check_known("train", self, {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD})
+        known = {"attention": FORMS, "batch_norm": BATCH_NORM, "shard": SHARD}
+        _check_known("train", self, {**known, "rematerialize": (True, False, "auto", None)})
         for name in ("steps", "epochs", "eval_batch_size", "bucket_bytes"):
             value = getattr(self, name)
             check_value(f"train.{name}", value, value is None or value > 0, "more than 0")
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise UsageError(f"train.ema_decay = {self.ema_decay}: must be between 0 and 1")
+        decay = self.ema_decay
+        check_value("train.ema_decay", decay, decay is None or 0 < decay < 1, "between 0 and 1")
         for sink in self.sinks:
             if not isinstance(sink, Sink):
                 raise UsageError(f"train.sinks: {sink!r} is not a Sink; bind objects, as in [@WandbSink()]")

@@ -35,7 +35,6 @@ from launcher.tasks.base import Place
 from launcher.tasks.keras_callbacks import fit_of
 from launcher.tasks.keras_private import forget_names
 from launcher.tasks.keras_tracing import drawn_from
-from launcher.watch.precision_watch import Watch
 
 _MODELS = pathlib.Path(launcher.__path__[-1], "models")
 
@@ -170,14 +169,6 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
     tried = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
     task.counts_rows |= any(statistic.fold in ("sum", "rows") for statistic in tried)
     return tried
-
-
-def watch(session: Session) -> Watch | None:
-    """The watch that a recipe sets on the gradients while training, if any."""
-    settings = session.plan.recipe.precision_watch
-    if settings is None:
-        return None
-    return Watch(session.trainer, float32_model(session), session.plan.data, settings.every)
 
 
 def float32_model(session: Session) -> keras.Model:

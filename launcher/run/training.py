@@ -32,8 +32,9 @@ from launcher.run import description, session
 from launcher.run.actions import base, keras_callbacks
 from launcher.run.actions.early_stopping import StopEarly
 from launcher.run.actions.keras_callbacks import KerasCallbacks
+from launcher.run.actions.precision_watch import Watch
 from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
-from launcher.run.actions.replay import ReplaySteps
+from launcher.run.actions.replay import Replay
 from launcher.run.actions.spikes import Rewind, SpikeDetector
 from launcher.run.actions.worker_times import WorkerTimes
 from launcher.run.controller import Controller
@@ -245,10 +246,11 @@ class _Run:
                 actions.append(base.RecordAttempt(self._attempt))
                 if plan.strategy.accelerator != "tpu":  # whose graph holds one replica for all
                     actions.append(base.MeasureFlops(trainer, _peak_flops(plan)))
-            if (watch := session.watch(built)) is not None:
-                actions.append(base.SampleGradients(watch, self._reporter))
-            if plan.recipe.replay_every:
-                actions.append(ReplaySteps(trainer, plan))
+            if (watch := plan.recipe.precision_watch) is not None:
+                look = Watch(trainer, session.float32_model(built), self._reporter).look
+                actions.append(base.LookAtBatches(trainer, plan.data, watch.every, look))
+            if every := plan.recipe.replay_every:
+                actions.append(base.LookAtBatches(trainer, plan.data, every, Replay(trainer, plan).look))
             if trainer.own_seconds is not None and plan.cluster.num_workers > 1:
                 actions.append(WorkerTimes(trainer, plan.cluster, note=note, tell=tell))
         if order.profiled is not None:

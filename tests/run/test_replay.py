@@ -57,8 +57,8 @@ def test_one_flipped_bit_ends_the_run_and_names_the_replica_and_the_layer(recipe
     ("accelerator", "beside", "steps", "reads_once", "said"),
     [
         ("gpu", False, None, False, "add --deterministic"),
-        ("cpu", True, None, False, "TensorFlow's engine"),
-        ("cpu", False, (), False, "TensorFlow's engine"),
+        ("cpu", True, None, False, "--engine=tensorflow"),
+        ("cpu", False, (), False, "--engine=tensorflow"),
         ("cpu", False, None, True, "no batch twice"),
         ("cpu", False, None, False, ""),
     ],

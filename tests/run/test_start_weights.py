@@ -376,7 +376,7 @@ def test_of_a_run_only_weights_are_read_and_nothing_of_it_is_run(tmp_path):
         ({"path": "/nowhere.keras"}, "there is no such file"),
         ({"path": "/nowhere.pth"}, r"expected a file that ends in \.keras, \.weights\.h5, \.safetensors"),
         ({"path": "/"}, "there is no checkpoint in this folder"),
-        ({"path": "a", "which": "newest"}, "'newest': must be 'best' or 'last'"),
+        ({"path": "a", "which": "newest"}, "'newest': must be one of 'best', 'last'"),
         ({"path": "a.keras", "optimizer": True}, "is a file of weights, and the state of an optimizer"),
         ({"path": "a", "allow_missing": "head"}, "must be a list of regular expressions"),
     ],

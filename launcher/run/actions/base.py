@@ -3,17 +3,16 @@
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from launcher.config import gin_used
+from launcher.data.pipeline import Batch, Data
 from launcher.reporting import run_folder, strict_json
 from launcher.reporting.attempts import AttemptsFile
-from launcher.reporting.reporter import Reporter
 from launcher.step.flops import Flops
 from launcher.step.trainer import Trainer
-from launcher.watch.precision_watch import Watch
 
 Row = dict[str, Any]
 """A log event: what a line of metrics.jsonl has of a training or an evaluation."""
@@ -148,24 +147,30 @@ class MeasureFlops(Action):
 
 
 @dataclasses.dataclass
-class SampleGradients(Action):
-    """Samples gradients at the watch's cadence and reports what was seen."""
+class LookAtBatches(Action):
+    """Looks at a batch after every `every`-th step, look n at that of step n.
 
-    watch: Watch
-    reporter: Reporter
-    sampled: bool = False
+    So these are batches that training has seen, from one stream that stays open, whatever step training is at.
+    """
 
-    def steps_until_due(self, step: int) -> int | None:
-        return self.watch.steps_until_due(step)
+    trainer: Trainer
+    data: Data
+    every: int
+    look: Callable[[int, Batch], None]  # takes the step and the batch; called by all workers
+    batches: Iterator | None = None
+
+    def steps_until_due(self, step: int) -> int:
+        return self.every - step % self.every
 
     def after_steps(self, step: int, phase: Phase) -> None:
-        if not self.watch.is_due(step):
+        if step % self.every:
             return
-        # The first sample is traced and compiled, which takes as long as it takes.
-        with phase("train" if self.sampled else "compile"):
-            sample = self.watch.sample()
-        self.sampled = True
-        self.reporter.precision({"step": step, **sample.event}, sample.exponents)
+        # The first look is traced and compiled, which takes as long as it takes.
+        with phase("compile" if self.batches is None else "train"):
+            if self.batches is None:
+                start = max(0, step // self.every - 1)
+                self.batches = self.trainer.batches(self.data, start, runtime=self.trainer.runtime.host)
+            self.look(step, next(self.batches))
 
 
 @dataclasses.dataclass

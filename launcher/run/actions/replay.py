@@ -1,24 +1,23 @@
 """Silent corruption: the gradients of a step computed twice, and their bits compared on every replica."""
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from launcher.data.kinds import reads_once
+from launcher.data.pipeline import Batch
 from launcher.errors import MachineError, PeerError, UsageError
 from launcher.machine.runtime_kinds import TENSORFLOW
 from launcher.reporting.units import first
-from launcher.run.actions.base import Action, Phase
 from launcher.run.plan import RunPlan
 from launcher.runtime import Runtime
 from launcher.step.trainer import Trainer
 from launcher.worker import drill
 
 
-class ReplaySteps(Action):
-    """After every `every`-th step, runs a batch's forward and backward pass twice and compares the gradients' bits.
+class Replay:
+    """Runs the forward and backward pass of batches twice and compares the gradients' bits; see `LookAtBatches`.
 
     A device that computes the same twice with different bits is broken, which nothing else shows. All workers stop
     with exit code 75 then, and the broken one alone says that it is; the supervisor names it and starts all again.
@@ -30,23 +29,10 @@ class ReplaySteps(Action):
     def __init__(self, trainer: Trainer, plan: RunPlan):
         _check(plan, trainer.runtime)
         self._step: Any = trainer.replica_step  # one of ours, as `_check` has seen to
-        self._trainer, self._data, self._cluster = trainer, plan.data, plan.cluster
-        self._every = plan.recipe.replay_every
-        self._batches: Iterator | None = None
-        self._compared = False
+        self._trainer, self._cluster = trainer, plan.cluster
 
-    def steps_until_due(self, step: int) -> int:
-        return self._every - step % self._every
-
-    def after_steps(self, step: int, phase: Phase) -> None:
-        if step % self._every:
-            return
-        with phase("train" if self._compared else "compile"):
-            if self._batches is None:
-                self._batches = self._trainer.batches(self._data, max(0, step // self._every - 1))
-            batch = next(self._batches)
-            before, again = self._of(batch, 0), self._of(batch, int(drill.flips_bit()))
-        self._compared = True
+    def look(self, step: int, batch: Batch) -> None:
+        before, again = self._of(batch, 0), self._of(batch, int(drill.flips_bit()))
         broken = [replica for replica, same in enumerate((before == again).all(axis=(1, 2))) if not same]
         if not broken:
             return
@@ -64,7 +50,7 @@ class ReplaySteps(Action):
             )
         raise PeerError(f"worker {first([str(one) for one in workers])} computed {what} twice with different bits")
 
-    def _of(self, batch: Any, flip: int) -> Any:
+    def _of(self, batch: Batch, flip: int) -> Any:
         return self._trainer.runtime.host.call(self._step.checksums, batch, tf.constant(flip, tf.int64))
 
 

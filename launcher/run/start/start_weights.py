@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.weight_files import Stored
-from launcher.config.bound_types import checked_patterns
+from launcher.config.bound_types import check_value, checked_patterns, one_of
 from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.run.start.start_comparison import (
@@ -67,8 +67,7 @@ class StartFrom:
 
     def __post_init__(self) -> None:
         checked_patterns(ALLOW, self.allow_missing)
-        if self.which not in WHICH:
-            raise UsageError(f"StartFrom.which = {self.which!r}: must be {' or '.join(map(repr, WHICH))}")
+        check_value("StartFrom.which", self.which, self.which in WHICH, one_of(WHICH))
         if self.optimizer and self.path is not None and self.path.endswith(weight_files.SUFFIXES):
             raise UsageError(
                 f"StartFrom.optimizer = True: {self.path!r} is a file of weights, and the state of an optimizer is "

@@ -7,7 +7,6 @@ program that trains is the same with and without a watch, and so are the weights
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gin
@@ -16,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.config.bound_types import check_least
-from launcher.data.pipeline import Batch, Data
+from launcher.data.pipeline import Batch
 from launcher.errors import TrainingError
+from launcher.reporting.reporter import Reporter
 from launcher.step.layers import owners
 from launcher.step.state import unique_name
 from launcher.step.trainer import Trainer
@@ -66,33 +66,25 @@ class Watch:
       trainer: whose weights, step and loss scale are used and left as they are.
       reference: the float32 copy of its model, which takes its weights before each sample; see
         `launcher.run.session.float32_model`.
-      data: Sample n takes the batch of step n: batches that training has seen, from one stream that stays open,
-        whatever step training is at.
-      every: steps between samples.
     """
 
-    def __init__(self, trainer: Trainer, reference: keras.Model, data: Data, every: int):
-        self._trainer, self._reference, self._data, self._every = trainer, reference, data, every
+    def __init__(self, trainer: Trainer, reference: keras.Model, reporter: Reporter):
+        self._trainer, self._reference, self._reporter = trainer, reference, reporter
         self._pass = TappedPass(trainer, reference)
         self._tensors = self._describe_tensors()
-        self._batches: Iterator | None = None
 
-    def steps_until_due(self, step: int) -> int:
-        return self._every - step % self._every
+    def look(self, step: int, batch: Batch) -> None:
+        """Reports the sample of a batch; see `LookAtBatches`."""
+        sample = self.sample(batch)
+        self._reporter.precision({"step": step, **sample.event}, sample.exponents)
 
-    def is_due(self, step: int) -> bool:
-        return step > 0 and step % self._every == 0
-
-    def sample(self) -> Sample:
-        """Looks at one batch; all workers call this after the same step. TrainingError without memory for the pass."""
+    def sample(self, batch: Batch) -> Sample:
+        """Looks at a batch; all workers call this after the same step. TrainingError without memory for the pass."""
         trainer = self._trainer
-        if self._batches is None:
-            start = max(0, trainer.step // self._every - 1)
-            self._batches = trainer.batches(self._data, start, runtime=trainer.runtime.host)
         trainer.runtime.bring_home()
         try:
             with self._pass.taps.installed():
-                counts, maxima = trainer.runtime.host.call(self._in_replica, next(self._batches))
+                counts, maxima = trainer.runtime.host.call(self._in_replica, batch)
         except tf.errors.ResourceExhaustedError as error:
             raise TrainingError(
                 "precision_watch: there is no memory for the float32 pass of a microbatch; raise train.microbatches, "

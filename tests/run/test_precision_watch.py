@@ -17,11 +17,11 @@ from launcher.reporting.metrics_file import read_events
 from launcher.reporting.reporter import Reporter
 from launcher.reporting.summary import Stopwatch
 from launcher.run import session
-from launcher.run.actions.base import SampleGradients
+from launcher.run.actions.base import LookAtBatches
+from launcher.run.actions.precision_watch import PrecisionWatch, Sample, Watch
 from launcher.run.controller import Controller
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step.precision import FixedLossScale
-from launcher.watch.precision_watch import PrecisionWatch, Watch
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +43,21 @@ def two_layers() -> keras.Model:
     return keras.Model(inputs, keras.layers.Activation("linear", dtype="float32", name="wide")(outputs))
 
 
+def watch_of(made: session.Session, reporter: Reporter | None = None) -> Watch:
+    reporter = reporter or Reporter(model_dir="", total_steps=0, is_chief=False)
+    return Watch(made.trainer, session.float32_model(made), reporter)
+
+
+def sampled(made: session.Session) -> Sample:
+    return watch_of(made).sample(next(made.trainer.batches(made.plan.data, 0, runtime=made.runtime.host)))
+
+
 @pytest.mark.parametrize(("replicas", "scale"), [(1, 1.0), (2, 2.0**12)])
 def test_a_sample_is_what_numpy_finds_in_float32(replicas, scale) -> None:
     task = GivenTask(linear_batches([X]), two_layers, negative_sum)
     loss_scale = FixedLossScale(scale=scale)
     made = build(task, replicas, precision="mixed_float16", loss_scale=loss_scale)
-    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
+    found = sampled(made)
 
     upstream = -1 / len(X)
     tensors = {  # of one replica each: sums over its examples for weights, one row an example for outputs
@@ -95,7 +104,7 @@ def test_a_cast_that_the_model_was_built_with_loses_nothing_in_the_sample() -> N
         precision="mixed_float16",
         loss_scale=FixedLossScale(scale=1.0),
     )
-    found = Watch(made.trainer, session.float32_model(made), made.plan.data, 1).sample()
+    found = sampled(made)
     assert found.event["layers"]["narrow:output"][0] == 1, "float16 has nothing this small, float32 has"
 
 
@@ -135,10 +144,10 @@ def trained(model_dir: Path, replicas: int, steps: int = STEPS, watch: Precision
     reporter = Reporter(model_dir=str(model_dir), total_steps=STEPS, is_chief=True)
     reporter.truncate_after(made.trainer.step)
     made = dataclasses.replace(made, plan=dataclasses.replace(made.plan, total_steps=steps))
-    sampling = session.watch(made)
+    looks = [LookAtBatches(made.trainer, made.plan.data, watch.every, watch_of(made, reporter).look)] if watch else []
     loop = Controller(
         made, StartingPoint(), saver=Saver(store, asynchronous=False), reporter=reporter, stopwatch=Stopwatch(),
-        evaluates=False, actions=[SampleGradients(sampling, reporter)] if sampling is not None else [],
+        evaluates=False, actions=looks,
     )  # fmt: skip
     loop.prepare()
     loop.train()
