@@ -90,7 +90,7 @@ def decode(
     lengths: tf.Tensor | None = None,
     choose: Choose = likeliest,
 ) -> tf.Tensor:
-    """One token after another, until a row's `end`.
+    """Tokens of each row, one after another, until its `end`.
 
     Args:
       step: of the model.

@@ -107,7 +107,7 @@ def is_machine_failure(error: BaseException) -> bool:
 
 
 def _absent(error: Any) -> str | None:
-    """Which file a disk or a mount did not give, also where somebody took that for a mistake of the user's."""
+    """The file that a disk or a mount did not give, also where somebody took that for a mistake of the user's."""
     if isinstance(error, OSError) and error.errno in _ABSENT:
         return f"{error.filename or 'a file (LAUNCHER_TRACEBACK=1 shows where it is read)'}: {error.strerror}"
     if _is_op_error(error) and (found := _OF_A_FILE.search(error.message)):

@@ -1,12 +1,12 @@
 """Layers of a built model that do not go together with 16 bits: notes of a plan, and part of a report.
 
-Each rule is a row of `RULES`; `launcher.precision_report.lint` adds what only a traced step shows.
+`launcher.precision_report.lint` adds what only a traced step shows.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -30,91 +30,50 @@ class LintFinding:
     fix: str  # what to do
 
 
-class Seen(NamedTuple):
-    """A layer, as a rule looks at it.
-
-    Attributes:
-      layer, dtype: a layer, and the 16 bits it computes in.
-      limit: the largest whole number up to which the dtype has all.
-      ends: what makes an output of the model, such as "softmax" or "dense"; "" of other layers.
-      rounds_inputs: whether the model casts floating-point inputs before any layer sees them.
-      masks: whether a layer of the model makes masks.
-    """
-
-    layer: Any
-    dtype: str
-    limit: int
-    ends: str
-    rounds_inputs: bool
-    masks: bool
-
-
-class Rule(NamedTuple):
-    """One thing to look for.
-
-    Attributes:
-      name: of the finding.
-      number: what is seen at a layer, for the text; 0 for nothing.
-      text, fix: what is wrong, and what to do.
-    """
-
-    name: str
-    number: Callable[[Seen], float]
-    text: str
-    fix: str = "give the layer dtype='float32'"
-
-
-RULES = (
-    Rule(
-        "head in 16 bits",
-        lambda seen: math.log(2 * seen.limit) * (seen.ends in _SQUASHES),
-        "{ends} is computed in {dtype}, which rounds it to 0 or 1 from a logit of {number:.2g} on, so that a confident "
-        "mistake has no gradient; in float16 a softmax of 65,520 classes is 0 everywhere",
-    ),
-    Rule(
-        "outputs in 16 bits",
-        lambda seen: seen.limit * (seen.ends not in ("", *_SQUASHES)),
-        "the model's output is {dtype}: logits lose bits before the loss sees them, whole numbers above {number} are "
-        "rounded, and in float16 the square of 256 is infinite to metrics",
-    ),
-    Rule(
-        "sentinel in 16 bits",
-        lambda seen: (value := getattr(seen.layer, "mask_value", 0)) * (float(tf.cast(value, seen.dtype)) != value),
-        "mask_value {number:g} is no number of {dtype}, so that nothing is masked",
-    ),
-    Rule(
-        "ids in 16 bits",
-        lambda seen: seen.limit * (seen.rounds_inputs and isinstance(seen.layer, keras.layers.Embedding)),
-        "the ids come as floating-point numbers, which the model casts to {dtype} first: above {number} many change",
-        "give the ids as integers",
-    ),
-    Rule(
-        "pooling in float16",
-        lambda seen: (
-            65504
-            * (seen.masks and seen.dtype == "float16" and isinstance(seen.layer, keras.layers.GlobalAveragePooling1D))
-        ),
-        "what a mask leaves of a sequence is added up in float16: sums above {number} are infinite",
-    ),
-)
-
-
 def lint(model: keras.Model, task: Task) -> Iterator[LintFinding]:
-    """Findings of `RULES` in a model of a task, made under the policy of the run."""
+    """Findings in a model of a task, made under the policy of the run."""
     last = [id(layer) for layer in layer_policies.making_outputs(model)]
     is_graph = layer_policies.is_graph(model)
     inputs = keras.tree.flatten((getattr(task, "example", None) or [()])[0])
-    rounds = not is_graph and any(tensor.dtype.is_floating for tensor in inputs)
+    rounds_inputs = not is_graph and any(tensor.dtype.is_floating for tensor in inputs)
     masks = any(getattr(layer, "mask_zero", hasattr(layer, "mask_value")) for layer in layers_of(model))
     for computing in layer_policies.computing(model):
         layer, dtype = computing.layer, computing.layer.compute_dtype
-        ends = getattr(layer, "activation", None) or layer
-        ends = getattr(ends, "activation", ends)  # which may be a layer
-        ends = (ends if isinstance(ends, str) else getattr(ends, "__name__", type(ends).__name__)).lower()
-        if id(layer) not in last or not (is_graph or ends in _SQUASHES):
-            ends = ""
-        for rule in RULES if dtype in _DIGITS else ():
-            seen = Seen(layer, dtype, 2 ** _DIGITS[dtype], ends, rounds, masks)
-            if number := rule.number(seen):
-                text = rule.text.format(number=number, **seen._asdict())
-                yield LintFinding(rule=rule.name, path=computing.path, text=text, fix=rule.fix)
+        if dtype not in _DIGITS:
+            continue
+        limit = 2 ** _DIGITS[dtype]  # the largest whole number up to which the dtype has all
+        found = functools.partial(LintFinding, path=computing.path, fix="give the layer dtype='float32'")
+        ends = _ends(layer) if id(layer) in last else ""
+        if ends in _SQUASHES:
+            logit = math.log(2 * limit)
+            text = (
+                f"{ends} is computed in {dtype}, which rounds it to 0 or 1 from a logit of {logit:.2g} on, so that a "
+                "confident mistake has no gradient; in float16 a softmax of 65,520 classes is 0 everywhere"
+            )
+            yield found(rule="head in 16 bits", text=text)
+        elif ends and is_graph:
+            text = (
+                f"the model's output is {dtype}: logits lose bits before the loss sees them, whole numbers above "
+                f"{limit} are rounded, and in float16 the square of 256 is infinite to metrics"
+            )
+            yield found(rule="outputs in 16 bits", text=text)
+        sentinel = getattr(layer, "mask_value", 0)
+        if sentinel and float(tf.cast(sentinel, dtype)) != sentinel:
+            text = f"mask_value {sentinel:g} is no number of {dtype}, so that nothing is masked"
+            yield found(rule="sentinel in 16 bits", text=text)
+        if rounds_inputs and isinstance(layer, keras.layers.Embedding):
+            text = (
+                f"the ids come as floating-point numbers, which the model casts to {dtype} first: above {limit} many "
+                "change"
+            )
+            yield found(rule="ids in 16 bits", text=text, fix="give the ids as integers")
+        if masks and dtype == "float16" and isinstance(layer, keras.layers.GlobalAveragePooling1D):
+            text = "what a mask leaves of a sequence is added up in float16: sums above 65504 are infinite"
+            yield found(rule="pooling in float16", text=text)
+
+
+def _ends(layer: keras.layers.Layer) -> str:
+    """The end of a model in a layer that makes its output, such as "softmax" or "dense"."""
+    ends = getattr(layer, "activation", None) or layer
+    ends = getattr(ends, "activation", ends)  # which may be a layer
+    return (ends if isinstance(ends, str) else getattr(ends, "__name__", type(ends).__name__)).lower()

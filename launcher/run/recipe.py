@@ -31,7 +31,7 @@ BATCH_NORM = ("auto", "global", "local")
 SHARD = ("none", "optimizer", "all")
 
 
-def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[str]]) -> None:
+def _check_known(configurable: str, settings: Any, known: Mapping[str, Sequence[Any]]) -> None:
     for name, values in known.items():
         value = getattr(settings, name)
         check_value(f"{configurable}.{name}", value, value in values, one_of(values))

@@ -296,7 +296,7 @@ class KerasCallbacks(Action):
 
 
 def _optimizer(model: keras.Model) -> Any:
-    """The one that it is compiled with, if it is."""
+    """The optimizer that a model is compiled with, if it is."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(optimizer, "inner_optimizer", optimizer)
 

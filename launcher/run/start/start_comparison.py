@@ -103,32 +103,25 @@ def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others
     )
 
 
-def describe(matches: Sequence[Match], source: str) -> str:
-    """The matches in a line."""
-    texts = [f"started from {source}: {sum(match.value is not None for match in matches)} weights"]
+def told(matches: Sequence[Match], source: str) -> tuple[str, str]:
+    """The matches in a line, and with a line for each weight: what is done, its name, and where its value is from."""
+    loaded = [(own, array, value) for own, array, value in matches if own and array and value is not None]
+    initial = [own for own, _, value in matches if own and value is None]
+    left = [array for _, array, value in matches if array and value is None]
+    texts = [f"started from {source}: {len(loaded)} weights"]
     for what, names in (
-        ("reshaped", [own.names[0] for own, array, value in _loaded(matches) if array.value.shape != value.shape]),
-        ("as initialised", [own.names[0] for own, _, value in matches if own and value is None]),
-        ("not taken from there", [array.name for _, array, value in matches if array and value is None]),
+        ("reshaped", [own.names[0] for own, array, value in loaded if array.value.shape != value.shape]),
+        ("as initialised", [own.names[0] for own in initial]),
+        ("not taken from there", [array.name for array in left]),
     ):
         texts += [f"{len(names)} {what}: {first(names)}"] if names else []
-    return "; ".join(texts)
-
-
-def listing(matches: Sequence[Match]) -> str:
-    """The matches, a line for each weight: what is done, its name, and where its value is from."""
     lines = [
         f"loaded\t{own.names[0]} {_shown(own.variable)}\tfrom {array.name} {_shown(array.value)}"
-        for own, array, _ in _loaded(matches)
+        for own, array, _ in loaded
     ]
-    without = [match for match in matches if match.value is None]
-    lines += [f"as initialised\t{match.own.names[0]} {_shown(match.own.variable)}" for match in without if match.own]
-    lines += [f"not taken\t{match.stored.name} {_shown(match.stored.value)}" for match in without if match.stored]
-    return "\n".join([*lines, ""])
-
-
-def _loaded(matches: Sequence[Match]) -> list[tuple[Own, Stored, np.ndarray]]:
-    return [(own, array, value) for own, array, value in matches if own and array and value is not None]
+    lines += [f"as initialised\t{own.names[0]} {_shown(own.variable)}" for own in initial]
+    lines += [f"not taken\t{array.name} {_shown(array.value)}" for array in left]
+    return "; ".join(texts), "\n".join([*lines, ""])
 
 
 def names_of(stored: Stored) -> tuple[str, str]:

@@ -27,11 +27,10 @@ from launcher.run.start.start_comparison import (
     check,
     compare,
     counted_base,
-    describe,
     is_allowed,
-    listing,
     names_of,
     pair,
+    told,
 )
 from launcher.step import layers
 from launcher.step.layers import Placed, owners, walk
@@ -121,11 +120,11 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     check(matches, allowed, source.text, source.slots)
     taken = {id(match.own.variable): match.value for match in matches if match.own and match.value is not None}
     slots_taken = {name: taken.pop(id(slot.variable)) for name, slot in by_name.items() if id(slot.variable) in taken}
-    note = describe(matches, source.text)
+    note, listing = told(matches, source.text)
     if by_order:
         shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
         note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
-    return Start(taken, slots_taken, note, listing(matches))
+    return Start(taken, slots_taken, note, listing)
 
 
 def write_listing(model_dir: str, listing: str) -> None:
