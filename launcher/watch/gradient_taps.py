@@ -183,19 +183,13 @@ def _identity(value: tf.Tensor, token: tf.Tensor, place: int) -> tf.Tensor:
 def named_leaves(model: keras.Model) -> dict[str, keras.layers.Layer]:
     """The layers that have taps, by their paths."""
     named: dict[str, keras.layers.Layer] = {}
-    for layer, path in _leaves(model):
-        named[unique_name(path, named)] = layer
-    return named
-
-
-def _leaves(model: keras.Model) -> Iterator[tuple[keras.layers.Layer, str]]:
     # The layers inside a recurrent one run in a loop, which a token made outside of it cannot leave.
-    for found in walk(model, enter=lambda layer: not isinstance(layer, keras.layers.RNN)):
+    for placed in walk(model, enter=lambda layer: not isinstance(layer, keras.layers.RNN)):
         # Masking hands its mask on with the very tensor that it returns.
-        if isinstance(found.layer, (keras.layers.InputLayer, keras.layers.Masking, keras.Model)):
-            continue
-        if isinstance(found.layer, keras.layers.RNN) or found.is_leaf:
-            yield found.layer, found.path
+        is_left_out = isinstance(placed.layer, (keras.layers.InputLayer, keras.layers.Masking, keras.Model))
+        if not is_left_out and (isinstance(placed.layer, keras.layers.RNN) or placed.is_leaf):
+            named[unique_name(placed.path, named)] = placed.layer
+    return named
 
 
 def _weights_of(layers: Iterable[keras.layers.Layer]) -> set[int]:

@@ -56,7 +56,7 @@ class KerasCallbacks(Action):
         self._here = [
             callback
             for callback in callbacks
-            if is_chief or not (isinstance(callback, WRITERS) or _is_of_chief(callback))
+            if is_chief or not (isinstance(callback, WRITERS) or getattr(callback, "chief_only", False))
         ]
         self._an_epoch, self._total, fit = an_epoch, plan.total_steps, fit_of(self._task)
         self._first_epoch, self._validation_freq = fit.initial_epoch, fit.validation_freq
@@ -299,10 +299,6 @@ def _optimizer(model: keras.Model) -> Any:
     """The optimizer that a model is compiled with, if it is."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _is_of_chief(callback: keras.callbacks.Callback) -> bool:
-    return bool(getattr(callback, "chief_only", False))
 
 
 def _of_file(callback: Any) -> dict[str, int]:
