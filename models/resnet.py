@@ -88,7 +88,12 @@ def resnet(
     all_filters = (16, 32, 64) if is_small else (64, 128, 256, 512)
 
     images = keras.Input(shape=tuple(image_shape), dtype="float32", name="image")
-    features = _stem(images, kind=_stem_kind(stem, depth, image_shape), filters=all_filters[0], norm=norm)
+    filters = all_filters[0]
+    if _stem_kind(stem, depth, image_shape) == "3x3":
+        features = _convolution_norm_relu(images, name="stem", filters=filters, kernel=3, norm=norm)
+    else:
+        features = _convolution(images, name="stem_conv", filters=filters, kernel=7, stride=2)
+        features = PooledBatchNormalization(name="stem_norm", **norm.keywords)(features)
     for stage, (blocks, filters) in enumerate(zip(_BLOCKS[depth], all_filters, strict=True), start=1):
         for block in range(1, blocks + 1):
             features = _block(
@@ -99,7 +104,7 @@ def resnet(
                 stride=2 if stage > 1 and block == 1 else 1,
                 norm=norm,
                 last_gamma="zeros" if zero_init_last_gamma else "ones",
-                shortcut=_subsampling if is_small else _projection,
+                projects=not is_small,
             )
     # The head is float32: 16 bits would round a mean over many positions, and the logits.
     pooled = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
@@ -120,13 +125,6 @@ def _stem_kind(stem: str, depth: int, image_shape: tuple[int, int, int]) -> str:
     return stem
 
 
-def _stem(images: Any, *, kind: str, filters: int, norm: functools.partial[BatchNormalization]) -> Any:
-    if kind == "3x3":
-        return _convolution_norm_relu(images, name="stem", filters=filters, kernel=3, norm=norm)
-    features = _convolution(images, name="stem_conv", filters=filters, kernel=7, stride=2)
-    return PooledBatchNormalization(name="stem_norm", **norm.keywords)(features)
-
-
 def _block(
     inputs: Any,
     *,
@@ -136,7 +134,7 @@ def _block(
     stride: int,
     norm: Normalization,
     last_gamma: str,
-    shortcut: Callable[..., Any],
+    projects: bool,
 ) -> Any:
     """Convolutions of these kernels, the first 3x3 with the stride (v1.5), beside a shortcut.
 
@@ -150,7 +148,8 @@ def _block(
         stride: Of the first 3x3 convolution, and of the shortcut.
         norm: Makes a normalisation, by `name` and perhaps `gamma_initializer`.
         last_gamma: Initial scale of the last normalisation.
-        shortcut: `_projection` or `_subsampling`.
+        projects: Where the shape changes, the shortcut is a 1x1 convolution and its normalisation (the paper's option
+            B), or else a selection of pixels (option A).
     """
     features, count = inputs, len(kernels)
     for index, kernel in enumerate(kernels[:-1]):
@@ -161,25 +160,15 @@ def _block(
     filters *= 4 if count == 3 else 1
     features = _convolution(features, name=f"{name}_conv{count}", filters=filters, kernel=kernels[-1])
     features = norm(name=f"{name}_norm{count}", gamma_initializer=last_gamma)(features)
-    beside = shortcut(inputs, name=name, filters=filters, stride=stride, norm=norm)
+    beside = inputs
+    if stride > 1 or inputs.shape[-1] != filters:
+        if projects:
+            beside = _convolution(inputs, name=f"{name}_shortcut_conv", filters=filters, kernel=1, stride=stride)
+            beside = norm(name=f"{name}_shortcut_norm")(beside)
+        else:
+            beside = SubsamplingShortcut(filters=filters, stride=stride, name=f"{name}_shortcut")(inputs)
     total = keras.layers.Add(name=f"{name}_add")([features, beside])
     return keras.layers.ReLU(name=f"{name}_relu")(total)
-
-
-def _projection(inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization) -> Any:
-    """The inputs, or where the shape changes a 1x1 convolution and its normalisation (the paper's option B)."""
-    if stride == 1 and inputs.shape[-1] == filters:
-        return inputs
-    shortcut = _convolution(inputs, name=f"{name}_shortcut_conv", filters=filters, kernel=1, stride=stride)
-    return norm(name=f"{name}_shortcut_norm")(shortcut)
-
-
-def _subsampling(inputs: Any, *, name: str, filters: int, stride: int, norm: Normalization) -> Any:
-    """The inputs, or where the shape changes a selection of their pixels (the paper's option A)."""
-    del norm  # no parameters, nothing to normalise
-    if stride == 1 and inputs.shape[-1] == filters:
-        return inputs
-    return SubsamplingShortcut(filters=filters, stride=stride, name=f"{name}_shortcut")(inputs)
 
 
 @keras.saving.register_keras_serializable(package="models")

@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import typeguard
@@ -98,7 +98,11 @@ def one_of(values: Iterable[Any]) -> str:
 @functools.cache
 def parameters(target: Any) -> tuple[dict[str, Parameter], bool]:
     """Parameters by name of a configurable function or class, and whether it takes any others (`**kwargs`)."""
-    function = inspect.unwrap(_constructor(target) if inspect.isclass(target) else target)
+    function = target
+    if inspect.isclass(target):  # of which gin wraps the first `__init__` or `__new__` along the bases
+        made_by = ((base, name) for base in inspect.getmro(target) for name in ("__init__", "__new__"))
+        function = next(getattr(base, name) for base, name in made_by if name in vars(base))
+    function = inspect.unwrap(function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -128,15 +132,6 @@ def kind(target: Any) -> tuple[str, str]:
     if returns is None:
         return ("from", target.__module__)
     return ("returns", returns if isinstance(returns, str) else inspect.formatannotation(returns))
-
-
-def _constructor(target: type) -> Callable[..., Any]:
-    """Constructor that gin wraps: the first `__init__` or `__new__` along the bases."""
-    for base in inspect.getmro(target):
-        for name in ("__init__", "__new__"):
-            if name in vars(base):
-                return getattr(base, name)
-    raise TypeError(target)
 
 
 def _resolve(annotation: Any, function: Any) -> Any:

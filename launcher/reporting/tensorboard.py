@@ -5,6 +5,7 @@ where it goes on (`SessionLog.START`, on which TensorBoard forgets the later poi
 """
 
 import base64
+import contextlib
 import os
 import re
 import socket
@@ -81,8 +82,11 @@ class TensorBoard(Sink):
             config = textwrap.indent(start.config, "    ")
             texts = [_text("plan", _table(["", ""], start.plan.items())), _text("config", config)]
             self._record(run, step=start.step, summary=_protobuf.Summary(value=texts))
-            if hyperparameters := _hyperparameters(start):
-                self._record(run, step=start.step, summary=hyperparameters)
+            with contextlib.suppress(ImportError):
+                from tensorboard.plugins.hparams import api
+
+                hyperparameters = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir).SerializeToString()
+                self._record(run, step=start.step, summary=_protobuf.Summary.FromString(hyperparameters))
         self._record(run, step=step, summary=_protobuf.Summary(value=values))
 
     def _record(self, run: str, **fields: Any) -> None:
@@ -128,15 +132,6 @@ def _images(tag: str, pictures: Sequence[bytes]) -> Any:
 def _of_plugin(plugin: str, tag: str, strings: Sequence[str | bytes]) -> Any:
     metadata = _protobuf.SummaryMetadata(plugin_data=_protobuf.SummaryMetadata.PluginData(plugin_name=plugin))
     return _protobuf.Summary.Value(tag=tag, metadata=metadata, tensor=tf.make_tensor_proto(strings))
-
-
-def _hyperparameters(start: RunStart) -> Any:
-    try:
-        from tensorboard.plugins.hparams import api
-    except ImportError:
-        return None
-    summary = api.hparams_pb(start.hyperparameters, trial_id=start.model_dir)
-    return _protobuf.Summary.FromString(summary.SerializeToString())
 
 
 def _histogram(counts: Any) -> Any:

@@ -160,9 +160,7 @@ class TrainJobStatus(Sink):
         }
         if seconds is not None:
             status["estimatedRemainingSeconds"] = round(seconds)
-        self._post(json.dumps({"trainerStatus": status}).encode())
-
-    def _post(self, content: bytes) -> None:
+        content = json.dumps({"trainerStatus": status}).encode()
         try:
             headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Content-Type": "application/json"}
             context = ssl.create_default_context(cafile=self._certificate)

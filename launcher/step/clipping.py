@@ -68,12 +68,10 @@ class Clipping:
             bound = tf.constant(self.layer_norm, tf.float32)
             return [gradient * _shrink(tf.norm(gradient), bound) for gradient in gradients]
         if self.adaptive is not None:
-            return [self._adapt(gradient, weight) for gradient, weight in zip(gradients, weights, strict=True)]
+            norms = [tf.maximum(_unit_norm(weight), _SMALLEST_WEIGHT_NORM) for weight in weights]
+            pairs = zip(gradients, norms, strict=True)
+            return [gradient * _shrink(_unit_norm(gradient), self.adaptive * norm) for gradient, norm in pairs]
         return list(gradients)
-
-    def _adapt(self, gradient: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        bound = self.adaptive * tf.maximum(_unit_norm(weight), _SMALLEST_WEIGHT_NORM)
-        return gradient * _shrink(_unit_norm(gradient), bound)
 
 
 def _shrink(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:

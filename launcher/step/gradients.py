@@ -151,17 +151,12 @@ def gather(
         flat = tf.concat([tf.reshape(parts[index], [-1]) for index in bucket], axis=0)
         of_all = tf.reshape(context.all_gather(flat, axis=0), [count, -1])
         for index, of_one in zip(bucket, tf.split(of_all, [sizes[index] for index in bucket], axis=1), strict=True):
-            whole[index] = _side_by_side(tf.reshape(of_one, [count, *parts[index].shape]), axes[index])
+            axis, shape = axes[index], parts[index].shape.as_list()
+            stacked = tf.reshape(of_one, [count, *shape])
+            side_by_side = tf.transpose(stacked, [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)])
+            shape[axis] *= count
+            whole[index] = tf.reshape(side_by_side, shape)
     return whole
-
-
-def _side_by_side(stacked: tf.Tensor, axis: int) -> tf.Tensor:
-    """Parts that are stacked, [parts, ...], as one tensor in which they follow one another along a dimension."""
-    count, *shape = stacked.shape
-    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
-    return tf.reshape(
-        tf.transpose(stacked, order), [size * count if place == axis else size for place, size in enumerate(shape)]
-    )
 
 
 @no_autograph

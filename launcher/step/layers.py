@@ -123,12 +123,9 @@ def _never_training(call: Callable[..., Any]) -> Callable[..., Any]:
     return inference
 
 
-def _trained(layer: keras.layers.Layer) -> list[keras.Variable]:
-    return list(layer.trainable_variables)
-
-
 def owners(
-    model: keras.layers.Layer, weights: Callable[[keras.layers.Layer], list[keras.Variable]] = _trained
+    model: keras.layers.Layer,
+    weights: Callable[[keras.layers.Layer], list[keras.Variable]] = lambda layer: layer.trainable_variables,
 ) -> dict[int, Placed]:
     """The layer that each weight belongs to, by the weight's id: the innermost of those around it.
 

@@ -244,7 +244,12 @@ class Trainer:
         """Takes `num_steps` steps on the device; fetching their records waits for the steps to end."""
         first_step, self.loop_steps = self.step + 1, num_steps
         table = self._loop.begin()(batches, num_steps).astype(np.float64)
-        columns = _columns((*self.report_names, "waited"), table)
+        names, places = (*self.report_names, "waited"), dict[str, list[int]]()
+        for place, name in enumerate(names):
+            places.setdefault(name, []).append(place)
+        table = table.reshape(-1, len(names))  # of no rows, it has no columns either
+        # A name that stands several times is that of a vector.
+        columns = {name: table[:, found if len(found) > 1 else found[0]] for name, found in places.items()}
 
         def within(field: str) -> dict[str, np.ndarray]:
             return {name.partition("/")[2]: part for name, part in columns.items() if name.startswith(f"{field}/")}
@@ -263,11 +268,3 @@ class Trainer:
     def own_seconds(self) -> float | None:
         """Seconds that this worker has spent on its own part of all steps so far; None where that is not measured."""
         return None if self._own_time is None else float(self._own_time.seconds.numpy())
-
-
-def _columns(names: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:
-    """A table's columns by name: [rows], or [rows, n] of a name that stands n times in a row."""
-    places, table = dict[str, list[int]](), table.reshape(-1, len(names))  # of no rows, it has no columns either
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
-    return {name: table[:, found if len(found) > 1 else found[0]] for name, found in places.items()}

@@ -21,20 +21,20 @@ def layout(tokens: tf.Tensor, segments: tf.Tensor | None, positions: tf.Tensor |
     return segments, positions
 
 
-def sinusoids(positions: tf.Tensor, width: int, base: float = 10_000.0) -> tf.Tensor:
+def sinusoids(positions: tf.Tensor, width: int) -> tf.Tensor:
     """The positional encoding of Vaswani et al. 2017 (arXiv 1706.03762, section 3.5), float32 [..., width], width even.
 
-    Element 2i is sin(position / base ** (2i / width)), element 2i + 1 the cosine of the same angle.
+    Element 2i is sin(position / 10,000 ** (2i / width)), element 2i + 1 the cosine of the same angle.
     """
-    angles = _angles(positions, width, base)
+    angles = _angles(positions, width)
     return tf.reshape(tf.stack([tf.sin(angles), tf.cos(angles)], axis=-1), [*sizes(positions), width])
 
 
-def rotate(vectors: tf.Tensor, positions: tf.Tensor, base: float = 10_000.0) -> tf.Tensor:
+def rotate(vectors: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864): the product of two vectors sees their distance.
 
     The plane i is spanned by the elements i and i + width / 2, as in GPT-NeoX and Llama (the paper takes neighbours,
-    which is the same up to an order of the elements), and turns by position / base ** (2i / width).
+    which is the same up to an order of the elements), and turns by position / 10,000 ** (2i / width).
 
     Args:
         vectors: Queries or keys [batch, length, heads, width], width even.
@@ -43,16 +43,16 @@ def rotate(vectors: tf.Tensor, positions: tf.Tensor, base: float = 10_000.0) -> 
     Returns:
         Shape and dtype of `vectors`. The rotation is computed in float32.
     """
-    angles = _angles(positions, vectors.shape[-1], base)[:, :, None, :]
+    angles = _angles(positions, vectors.shape[-1])[:, :, None, :]
     cosines, sines = tf.cos(angles), tf.sin(angles)
     first, second = tf.split(tf.cast(vectors, tf.float32), 2, axis=-1)
     rotated = tf.concat([first * cosines - second * sines, first * sines + second * cosines], axis=-1)
     return tf.cast(rotated, vectors.dtype)
 
 
-def _angles(positions: tf.Tensor, width: int, base: float) -> tf.Tensor:
+def _angles(positions: tf.Tensor, width: int) -> tf.Tensor:
     # Frequencies as constants of the graph, computed in Python: float32 powers would cost digits at far positions.
-    frequencies = tf.constant([base ** (-2.0 * plane / width) for plane in range(width // 2)], tf.float32)
+    frequencies = tf.constant([10_000.0 ** (-2.0 * plane / width) for plane in range(width // 2)], tf.float32)
     return tf.cast(positions, tf.float32)[..., None] * frequencies
 
 
