@@ -13,6 +13,9 @@ import tensorflow as tf
 # Beyond so many groups, one kernel for each makes a program that an accelerator's compiler takes many minutes for.
 _KERNELS = 4
 
+Normalized = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+"""Features that are normalised, and the mean and the biased variance that they had."""
+
 
 @keras.saving.register_keras_serializable(package="models")
 class BatchNormalization(keras.layers.Layer):
@@ -138,10 +141,20 @@ class BatchNormalization(keras.layers.Layer):
 
     def _normalize_by_batch(self, images: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context() if self.synchronized else None
+        num_groups = self._num_groups(images.shape[0])
         if context is not None and context.num_replicas_in_sync > 1:
             outputs, mean, variance = self._normalize_replicas(images, context)
+        elif num_groups == 1:
+            outputs, mean, variance = self._normalize_group(images)
+        elif num_groups > _KERNELS:
+            outputs, mean, variance = self._normalize_many_groups(images, num_groups)
         else:
-            outputs, mean, variance = self._normalize_groups(images)
+            # One kernel a group instead of one set of reductions over [groups, ...]: about twice as fast on a CPU and
+            # cuDNN's kernel on a GPU; and a group gives the same bits here as on a replica that has only this group.
+            groups = [self._normalize_group(group) for group in tf.split(images, num_groups)]
+            all_outputs, means, variances = zip(*groups, strict=True)
+            outputs, mean = tf.concat(all_outputs, 0), tf.add_n(means) / num_groups
+            variance = tf.add_n(variances) / num_groups
         self._move(self.moving_mean, mean)
         self._move(self.moving_variance, variance)
         return outputs
@@ -149,21 +162,8 @@ class BatchNormalization(keras.layers.Layer):
     def _move(self, moving: keras.Variable, statistic: tf.Tensor) -> None:
         moving.assign(tf.convert_to_tensor(moving) * self.momentum + statistic * (1.0 - self.momentum))
 
-    def _normalize_groups(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Normalises each group by itself; returns the outputs and the mean over groups of mean and variance."""
-        num_groups = self._num_groups(images.shape[0])
-        if num_groups == 1:
-            return self._normalize_group(images)
-        if num_groups > _KERNELS:
-            return self._normalize_many_groups(images, num_groups)
-        # One kernel a group instead of one set of reductions over [groups, ...]: about twice as fast on a CPU and
-        # cuDNN's kernel on a GPU; and a group gives the same bits here as on a replica that has only this group.
-        groups = [self._normalize_group(group) for group in tf.split(images, num_groups)]
-        outputs, means, variances = zip(*groups, strict=True)
-        return tf.concat(outputs, 0), tf.add_n(means) / num_groups, tf.add_n(variances) / num_groups
-
-    def _normalize_many_groups(self, images: tf.Tensor, num_groups: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """`_normalize_groups` in operations whose number does not grow with that of the groups."""
+    def _normalize_many_groups(self, images: tf.Tensor, num_groups: int) -> Normalized:
+        """Normalises each group by itself, in operations whose number does not grow with that of the groups."""
         shape = tf.concat([[num_groups, self.group_size], tf.shape(images)[1:]], 0)
         groups = tf.cast(tf.reshape(images, shape), tf.float32)
         mean_of = functools.partial(tf.reduce_mean, axis=[1, 2, 3], keepdims=True)
@@ -194,7 +194,7 @@ class BatchNormalization(keras.layers.Layer):
             )
         return max(1, batch_size // self.group_size)
 
-    def _normalize_group(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _normalize_group(self, images: tf.Tensor) -> Normalized:
         """Normalises by the statistics of these examples; returns the outputs, the mean and the biased variance."""
         empty = tf.zeros([0], tf.float32)  # no running statistics: the kernel returns those of the batch
         result = self._fused(images, empty, empty, is_training=True)
@@ -203,9 +203,7 @@ class BatchNormalization(keras.layers.Layer):
         values = tf.cast(tf.size(images) // images.shape[-1], tf.float32)
         return result.y, result.batch_mean, result.batch_variance * ((values - 1.0) / values)
 
-    def _normalize_replicas(
-        self, images: tf.Tensor, context: tf.distribute.ReplicaContext
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _normalize_replicas(self, images: tf.Tensor, context: tf.distribute.ReplicaContext) -> Normalized:
         """Normalises by the statistics over all replicas; returns the outputs, the mean and the biased variance."""
         # Sums of squares lose digits as the mean grows. Around the moving mean, which all replicas share, there is
         # little to lose, and it needs no second collective as the mean of the batch would.
@@ -241,7 +239,7 @@ class PooledBatchNormalization(BatchNormalization):
         is_pooled = outputs.shape[1:] != inputs.shape[1:]  # of 1 x 1, the second time changes nothing
         return outputs if is_pooled else _maxima(tf.nn.relu(outputs))
 
-    def _normalize_group(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _normalize_group(self, images: tf.Tensor) -> Normalized:
         if images.dtype.size > 2 or not self.compiling() or not images.shape[1:].is_fully_defined():
             return super()._normalize_group(images)
         gamma = tf.convert_to_tensor(self.gamma)
@@ -262,7 +260,7 @@ class PooledBatchNormalization(BatchNormalization):
         centred = tf.cast(maxima, tf.float32) - mean
         outputs = tf.nn.relu(tf.cast(centred * scale + beta, dtype))
 
-        def gradient(by: tf.Tensor, *_: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def gradient(by: tf.Tensor, *_: Any) -> Normalized:
             by = tf.where(outputs > 0, tf.cast(by, tf.float32), 0.0)
             by_beta, by_gamma = tf.reduce_sum(by, [0, 1, 2]), tf.reduce_sum(by * centred, [0, 1, 2]) * root
             by_highest = tf.raw_ops.MaxPoolGrad(

@@ -25,7 +25,7 @@ from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
 from launcher.step.local_pass import LocalSums, Traced, num_replicas, set_seeds
 from launcher.step.moving_average import MovingAverage
-from launcher.step.statistics import Statistic, is_overwritten, moving, present, seed_states
+from launcher.step.statistics import Gains, is_overwritten, moving, present, seed_states
 from launcher.step.step_config import StepParts
 from launcher.step.train_step import StepReport, reported
 from launcher.step.updates import Change, Trained, move_averages, update
@@ -173,7 +173,7 @@ class Applications:
         for variable in variables:
             self._before.setdefault(id(variable), (variable.value, tf.identity(variable.value)))
 
-    def end(self, moved: Sequence[tuple[Statistic, tf.Tensor]]) -> None:
+    def end(self, moved: Gains) -> None:
         """Moves the moving statistics and averages, or puts back what the step has updated already."""
 
         def make() -> tf.Tensor:

@@ -73,6 +73,10 @@ class Statistic(NamedTuple):
         return before + tf.cast(gained / num_parts if self.fold == "mean" else gained, before.dtype)
 
 
+Gains = Sequence[tuple[Statistic, tf.Tensor]]
+"""Each statistic or overwritten weight, and what it gained in all microbatches of all replicas together."""
+
+
 def candidates(model: keras.Model) -> list[keras.Variable]:
     """What a forward pass of the model could move: numbers that are neither trained nor states of seed generators."""
     seeds = {id(variable) for variable in seed_states(model)}

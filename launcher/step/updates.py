@@ -14,7 +14,7 @@ import tensorflow as tf
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.step import gradients, overflow
 from launcher.step.rows import Rows, spread
-from launcher.step.statistics import Statistic
+from launcher.step.statistics import Gains
 from launcher.step.step_config import StepConfig, StepParts
 
 
@@ -41,7 +41,7 @@ class Change:
     Attributes:
       trained: the weights to update.
       checked: their gradients and the check; of a weight with a shard, that of the shard if `config.checks_shards`.
-      moving: each statistic or overwritten weight, and what it gained in all microbatches of all replicas together.
+      moving: as `Gains` has it.
       num_microbatches: of all replicas together, without those of padding alone.
       learning_rate: of this step.
       parts: of the run; its optimizer may be one of `Optimizers`.
@@ -49,7 +49,7 @@ class Change:
 
     trained: Sequence[Trained]
     checked: gradients.Checked
-    moving: Sequence[tuple[Statistic, tf.Tensor]] = ()
+    moving: Gains = ()
     num_microbatches: int = 1
     learning_rate: tf.Tensor
     parts: StepParts
@@ -132,7 +132,7 @@ class Change:
         return {one.number: tensor for one, tensor in zip(self.trained, of_trained, strict=True)}
 
 
-def move_averages(parts: StepParts, moving: Sequence[tuple[Statistic, tf.Tensor]], num_microbatches: int) -> None:
+def move_averages(parts: StepParts, moving: Gains, num_microbatches: int) -> None:
     """Moves the moving statistics, see `Change`, and the averages of weights and statistics."""
     for one, gained in moving:
         old = tf.convert_to_tensor(one.variable.value)
