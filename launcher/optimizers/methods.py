@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from launcher.optimizers.weight_shards import WeightShard, means, norms, without_axis
+from launcher.optimizers.weight_shards import Variables, WeightShard, means, norms, without_axis
 
 
 class _Method(keras.optimizers.Optimizer):
@@ -36,7 +36,7 @@ class _Method(keras.optimizers.Optimizer):
         self.layer_decay = layer_decay
         self.exclude = tuple(exclude)
 
-    def build(self, variables: Sequence[keras.Variable]) -> None:
+    def build(self, variables: Variables) -> None:
         if not self.built:
             super().build(variables)
             self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
@@ -55,7 +55,7 @@ class _Method(keras.optimizers.Optimizer):
         weight, index = tf.convert_to_tensor(variable), self._get_variable_index(variable)
         self._move(index, variable, weight, tf.cast(gradient, weight.dtype), tf.cast(learning_rate, weight.dtype))
 
-    def _slots(self, variables: Sequence[keras.Variable], name: str) -> list[keras.Variable]:
+    def _slots(self, variables: Variables, name: str) -> list[keras.Variable]:
         return [self.add_variable_from_reference(variable, name) for variable in variables]
 
     def get_config(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class LAMB(_Method):
 
     defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}
 
-    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+    def _make_slots(self, variables: Variables) -> None:
         self._first, self._second = (self._slots(variables, name) for name in ("first_moment", "second_moment"))
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
@@ -112,7 +112,7 @@ class LARS(_Method):
     defaults: ClassVar = {"momentum": 0.9, "nesterov": False, "trust_coefficient": 0.001, "epsilon": 0.0}
     learning_rate_by_default = 0.1
 
-    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+    def _make_slots(self, variables: Variables) -> None:
         self._velocities = self._slots(variables, "velocity")
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
@@ -151,7 +151,7 @@ class Adafactor(_Method):
     defaults: ClassVar = {"decay": 0.8, "epsilon": 1e-30, "scale_epsilon": 1e-3, "clip_threshold": 1.0}
     learning_rate_by_default = 0.01
 
-    def _make_slots(self, variables: Sequence[keras.Variable]) -> None:
+    def _make_slots(self, variables: Variables) -> None:
         self._moments = [self._moments_of(variable) for variable in variables]
 
     def _moments_of(self, variable: keras.Variable | WeightShard) -> list[keras.Variable]:

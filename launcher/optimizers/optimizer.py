@@ -24,7 +24,7 @@ from launcher.machine.replaced import put
 from launcher.machine.replicas import read_rows, write_rows
 from launcher.optimizers import own_settings
 from launcher.optimizers.schedules import Schedule
-from launcher.optimizers.weight_shards import StandIn, WeightShard, shard_of
+from launcher.optimizers.weight_shards import StandIn, Variables, WeightShard, shard_of
 
 # Biases and normalisation parameters, by the end of their path.
 NO_DECAY = (r"bias$", r"gamma$", r"beta$")
@@ -131,7 +131,7 @@ class Optimizer:
 
     def build(
         self,
-        variables: Sequence[keras.Variable],
+        variables: Variables,
         total_steps: int,
         rate_multipliers: Sequence[float] | None = None,
         shards: int = 1,
@@ -377,7 +377,7 @@ class Optimizer:
             use_nesterov=sgd.nesterov,
         )
 
-    def _check_scope(self, variables: Sequence[keras.Variable], shards: int) -> None:
+    def _check_scope(self, variables: Variables, shards: int) -> None:
         strategy = tf.distribute.get_strategy()
         if not strategy.extended.variable_created_in_scope(self.keras_optimizer.iterations.value):
             raise UsageError(

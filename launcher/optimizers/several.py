@@ -8,7 +8,7 @@ import tensorflow as tf
 from launcher.errors import UsageError
 from launcher.optimizers import own_settings
 from launcher.optimizers.optimizer import Optimizer
-from launcher.optimizers.weight_shards import WeightShard
+from launcher.optimizers.weight_shards import Variables, WeightShard
 
 
 class Optimizers:
@@ -25,7 +25,7 @@ class Optimizers:
     clipping: Mapping[str, float] = {}
     slot_shards: Sequence[tuple[keras.Variable, WeightShard]] = ()
 
-    def __init__(self, uses: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]):
+    def __init__(self, uses: Sequence[tuple[keras.optimizers.Optimizer, Variables]]):
         self.num_uses, self._weights = len(uses), dict[int, dict[int, keras.Variable]]()
         for optimizer, variables in uses:
             built_for = own_settings.built_for(optimizer)
@@ -46,7 +46,7 @@ class Optimizers:
 
     def build(
         self,
-        variables: Sequence[keras.Variable],
+        variables: Variables,
         total_steps: int,
         rate_multipliers: Sequence[float] | None = None,
         shards: int = 1,

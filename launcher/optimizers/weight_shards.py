@@ -24,6 +24,9 @@ from launcher.machine.replicas import sum_over_replicas
 SMALLEST = 1024
 
 
+Variables = Sequence[keras.Variable]
+
+
 class StandIn:
     """What a Keras optimizer takes for a variable while one step is traced: a part of it, which has the value given.
 

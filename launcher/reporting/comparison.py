@@ -17,6 +17,7 @@ from launcher.reporting.strict_json import Record
 
 FILE_NAME = "compare.html"
 _ABSENT = "-"
+Cells = dict[str, list[str]]  # by name, a cell for each run
 _FACTS = ("data", "cluster", "strategy", "policy", "parameters", "seed")
 _OTHER_MODES = ("verify", "precision_report")
 _WIDTH, _NAME, _MOST = 80, 24, 5  # characters of a terminal's line, of its first column; runs on it
@@ -34,19 +35,19 @@ class ComparedRuns:
     def of(cls, folders: Sequence[RunFolder]) -> ComparedRuns:
         return cls(folders=folders, labels=_labels(folders))
 
-    def results(self) -> dict[str, list[str]]:
+    def results(self) -> Cells:
         """Results by name: a cell for each run."""
         rows = _by_name([_results(folder) for folder in self.folders])
         return {name: cells for name, cells in rows.items() if any(cell not in (_ABSENT, "") for cell in cells)}
 
-    def differences(self) -> dict[str, list[str]]:
+    def differences(self) -> Cells:
         """Facts of the plan, bindings and versions that are not the same in all runs."""
         versions = [folder.summary.get("versions") or {} for folder in self.folders]
         facts = _different([_facts(folder) for folder in self.folders])
         facts = {name: cells for name, cells in facts.items() if len({*cells} - {_ABSENT}) > 1}
         return {**facts, **self._bindings(), **_different(versions)}
 
-    def _bindings(self) -> dict[str, list[str]]:
+    def _bindings(self) -> Cells:
         """Bindings that differ, without those of other modes, which no training reads."""
         found = _different([folder.config for folder in self.folders])
         return {name: cells for name, cells in found.items() if name.partition(".")[0] not in _OTHER_MODES}
@@ -132,12 +133,12 @@ def _facts(folder: RunFolder) -> Mapping[str, str]:
     return {"recipe": ", ".join(folder.record.recipe), **plan}
 
 
-def _by_name(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _by_name(tables: Sequence[Mapping[str, str]]) -> Cells:
     """A row for each name in any of the tables, with a cell for each table."""
     return {name: [table.get(name, _ABSENT) for table in tables] for table in tables for name in table}
 
 
-def _different(tables: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _different(tables: Sequence[Mapping[str, str]]) -> Cells:
     """Rows that are not the same in all tables; a table that is empty is not known and says nothing."""
     return {
         name: cells

@@ -16,7 +16,7 @@ from launcher.reporting.metrics_file import MetricsFile, MetricsWriteError
 from launcher.reporting.report import FILE_NAME as REPORT
 from launcher.reporting.report import LiveReport
 from launcher.reporting.run_folder import RunRecord
-from launcher.reporting.sinks import RunStart, Sink, Sinks
+from launcher.reporting.sinks import RunStart, Samples, Sink, Sinks
 from launcher.reporting.strict_json import Record
 from launcher.reporting.summary import SummaryWriteError, write_summary
 from launcher.reporting.tensorboard import TensorBoard
@@ -116,7 +116,7 @@ class Reporter:
         if self._is_chief:
             self._console.epoch({**self._last, **logs, "step": step})
 
-    def samples(self, step: int, make: Callable[[], Sequence[tuple[str, str, str]]]) -> None:
+    def samples(self, step: int, make: Callable[[], Samples]) -> None:
         """Reports what the model made of some examples; nothing without any."""
         if self._is_chief and (samples := make()):
             self._sinks.tell("samples", step, samples)

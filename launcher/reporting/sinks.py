@@ -18,6 +18,9 @@ from launcher.reporting.strict_json import Record
 PICTURE = "data:image/png;base64,"
 """Beginning of the first part of a sample where a picture was given to the model."""
 
+Samples = Sequence[tuple[str, str, str]]
+"""Some evaluation examples: what was given, what the model made of it and what was expected."""
+
 _EVENTS = ("train", "evaluation", "samples", "precision")
 _MOST_WAITING = 1000
 _PATIENCE_SECONDS = 10.0
@@ -85,7 +88,7 @@ class Sink:
     def measured(self, split: str, event: Record) -> None:
         """Either of these two, "train" or "eval"."""
 
-    def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
+    def samples(self, step: int, rows: Samples) -> None:
         """Some evaluation examples: what was given, what the model made of it and what was expected."""
 
     def precision(self, event: Record, exponents: Record) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.reporting import strict_json
-from launcher.reporting.sinks import PICTURE, RunStart, Sink
+from launcher.reporting.sinks import PICTURE, RunStart, Samples, Sink
 from launcher.reporting.strict_json import Record
 
 _protobuf = tf.compat.v1  # where TensorFlow has the classes of TensorBoard's records
@@ -48,7 +48,7 @@ class TensorBoard(Sink):
     def measured(self, split: str, event: Record) -> None:
         self._add(split, int(event["step"]), _scalars(event))
 
-    def samples(self, step: int, rows: Sequence[tuple[str, str, str]]) -> None:
+    def samples(self, step: int, rows: Samples) -> None:
         """Writes a table of texts; pictures stand above it, in the order of its rows."""
         pictures = [base64.b64decode(given.removeprefix(PICTURE)) for given, *_ in rows if given.startswith(PICTURE)]
         shown = [(str(number), *row[1:]) for number, row in enumerate(rows, start=1)] if pictures else rows

@@ -28,6 +28,8 @@ _SMALL = 4096
 # Elements of a gradient that a GPU passes over in about the time that it takes to begin.
 _TOGETHER = 2**20
 
+Tensors = Sequence[tf.Tensor]
+
 
 class Checked(NamedTuple):
     """Gradients ready to be applied, and the check of them.
@@ -82,7 +84,7 @@ def plan_buckets(sizes: Sequence[int], dtypes: Sequence[tf.DType], bucket_bytes:
 
 
 @no_autograph
-def to_reduce_dtype(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> list[tf.Tensor]:
+def to_reduce_dtype(gradients: Tensors, dtype: tf.DType) -> list[tf.Tensor]:
     """Gradients in the dtype that they are reduced in; on one replica too, so that the topology changes no result."""
     return [tf.cast(gradient, dtype) for gradient in gradients]
 
@@ -127,9 +129,7 @@ def by_rows(loss: tf.Tensor, weight: tf.Tensor, batch: Batch) -> tuple[tf.Tensor
 
 
 @no_autograph
-def gather(
-    parts: Sequence[tf.Tensor], axes: Sequence[int], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES
-) -> list[tf.Tensor]:
+def gather(parts: Tensors, axes: Sequence[int], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> list[tf.Tensor]:
     """Puts together tensors of which each replica holds a part of a static shape, one collective a bucket.
 
     Args:
@@ -161,7 +161,7 @@ def gather(
 
 @no_autograph
 def unscale_and_check(
-    reduced: Sequence[tf.Tensor],
+    reduced: Tensors,
     *,
     scale: tf.Tensor,
     nominal_weight: float,
@@ -195,7 +195,7 @@ def unscale_and_check(
     return Checked(gradients, norm, finite, empty, tf.logical_and(finite, tf.logical_not(empty)), squares)
 
 
-def _times(tensors: Sequence[tf.Tensor], factor: tf.Tensor, count: int) -> list[tf.Tensor]:
+def _times(tensors: Tensors, factor: tf.Tensor, count: int) -> list[tf.Tensor]:
     """Products with a number; for GPUs, XLA then makes one kernel of what is done to several of one shape.
 
     It does so where operations read one tensor that has more than one element, here `count` times the number, and adds
@@ -207,7 +207,7 @@ def _times(tensors: Sequence[tf.Tensor], factor: tf.Tensor, count: int) -> list[
     return [one * (same[0] if one.shape.num_elements() <= _TOGETHER else factor) for one in tensors]
 
 
-def _squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+def _squares(gradients: Tensors) -> tf.Tensor:
     """The sum of squares of each of `gradients`, by rows of matrices, each of which is one kernel's work.
 
     In a row are the squares of a small one, or those of a large one, summed over its last axis.
@@ -225,8 +225,8 @@ def _squares(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _norm(
-    gradients: Sequence[tf.Tensor],
-    reduced: Sequence[tf.Tensor],
+    gradients: Tensors,
+    reduced: Tensors,
     factor: tf.Tensor,
     shards: Collection[int],
     divides: bool,
