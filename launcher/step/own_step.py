@@ -80,8 +80,8 @@ class OwnStep:
     def non_finite(self, batch: Batch) -> tf.Tensor:
         """As of `ReplicaStep`."""
         applications, _ = self._run(batch, looks_only=True)
-        rows = gradients.of_each_replica(applications.flags_sent)
-        return tf.concat([rows, applications.flags_summed[None, :]], axis=0)
+        rows = gradients.of_each_replica(applications.flags[0])
+        return tf.concat([rows, applications.flags[1:]], axis=0)
 
 
 class Applications:
@@ -96,7 +96,7 @@ class Applications:
       updated: positions of the weights that had a gradient.
       checked: the check of all applications together, without gradients.
       non_finite: as in `StepReport`.
-      flags_sent, flags_summed: float32 [weights], 1 where this replica's gradient, or the sum of all, is not finite.
+      flags: float32 [2, weights], 1 where this replica's gradient, or the sum of all, is not finite.
     """
 
     def __init__(self, parts: StepParts, num_real: tf.Tensor, *, looks_only: bool = False):
@@ -115,7 +115,7 @@ class Applications:
         none = tf.constant(False)
         self.checked = gradients.Checked([], zero, tf.constant(True), none, tf.constant(True), squares=zero)
         self.non_finite = tf.zeros([overflow.num_scalars(len(self._weights))])
-        self.flags_sent = self.flags_summed = tf.zeros([len(self._weights)])
+        self.flags = tf.zeros([2, len(self._weights)])
 
     def tracing(self, steps: OwnSteps) -> Tracing:
         """What the model's step is traced by."""
@@ -151,7 +151,9 @@ class Applications:
             sums, scale=self._scale, nominal_weight=config.nominal_weight, true_weight=weight
         )
         if self._looks_only:
-            self._look(by_place, sent, sums)
+            for row, tensors in enumerate((sent, sums)):
+                found = tf.scatter_nd([[row, place] for place in by_place], overflow.flags(tensors), self.flags.shape)
+                self.flags = tf.maximum(self.flags, found)
             return
         before, squares = self.checked, self.checked.squares + tf.square(checked.norm)
         checked = checked._replace(applied=tf.logical_and(checked.applied, before.applied))
@@ -187,12 +189,3 @@ class Applications:
             return tf.constant(False)
 
         tf.cond(self.checked.applied, make, put_back)
-
-    def _look(self, places: Any, sent: Sequence[tf.Tensor], summed: Sequence[tf.Tensor]) -> None:
-        def spread(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            found = tf.unstack(overflow.flags(tensors))
-            by_place = dict(zip(places, found, strict=True))
-            return tf.stack([by_place.get(place, tf.constant(0.0)) for place in range(len(self._weights))])
-
-        self.flags_sent = tf.maximum(self.flags_sent, spread(sent))
-        self.flags_summed = tf.maximum(self.flags_summed, spread(summed))
