@@ -3,10 +3,12 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import io
 import os
 import re
 import tokenize
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,20 +192,14 @@ def _as_binding(found: Any, where: str) -> Binding:
     return Binding(scope=found.scope, selector=found.selector, arg=found.arg_name, value=found.value, where=where)
 
 
-class _Names:
-    """Callbacks of gin's parser for `@name` and `%name`."""
-
-    def configurable_reference(self, scoped_selector: str, evaluate: bool) -> Name:
-        return Name("@", scoped_selector, evaluate)
-
-    def macro(self, name: str) -> Name:
-        return Name("%", name)
+# What gin's parser calls for `@name` and `%name`.
+_NAMES = types.SimpleNamespace(configurable_reference=functools.partial(Name, "@"), macro=functools.partial(Name, "%"))
 
 
 def _parse(text: str, path: str | None) -> Iterator[Any]:
     """gin's statements, with names left as `Name`."""
     try:
-        yield from internals().parser.ConfigParser(io.StringIO(text), _Names())
+        yield from internals().parser.ConfigParser(io.StringIO(text), _NAMES)
     except SyntaxError as error:
         problem = error.msg.rstrip(".").replace(".  Got ", ", got ")
         token = re.search(r"Failed to parse token '(.*)'", error.msg, re.DOTALL)
