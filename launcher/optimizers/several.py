@@ -41,7 +41,7 @@ class Optimizers:
         return list(self._parts.values())
 
     def part(self, optimizer: keras.optimizers.Optimizer) -> Optimizer | None:
-        """That of a Keras optimizer; None of one that was not among the uses."""
+        """The part of a Keras optimizer; None of one that was not among the uses."""
         return self._parts.get(id(optimizer))
 
     def build(

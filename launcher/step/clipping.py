@@ -48,7 +48,7 @@ class Clipping:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What is set, by name."""
+        """Bounds that are set, by name."""
         return {name: bound for name, bound in vars(self).items() if bound is not None}
 
     @property

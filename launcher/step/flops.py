@@ -32,7 +32,7 @@ class _NotCountable(Exception):
 
 
 class Flops(NamedTuple):
-    """Those that the model needs, of which MFU is a share, and those computed, what is computed again among them."""
+    """FLOPs that the model needs, of which MFU is a share, and FLOPs computed, what is computed again among them."""
 
     model: float
     hardware: float
@@ -87,7 +87,7 @@ def _of_function(function: Any, library: Mapping[str, Any], loops: tuple, again:
 
 
 def _turns(loop: Any, nodes: Sequence[Any], library: Mapping[str, Any]) -> int | None:
-    """How often a loop turns that counts from 0 in steps of 1; None for any other.
+    """Number of turns of a loop that counts from 0 in steps of 1; None for any other.
 
     It counts to a constant, or to what a loop before has counted to, as the gradient of a loop does.
     """

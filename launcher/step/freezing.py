@@ -1,4 +1,4 @@
-"""What of a model is trained, and how fast: weights frozen and learning rates multiplied by pattern."""
+"""Weights of a model that are trained, and how fast: weights frozen and learning rates multiplied by pattern."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
 
 
 def rate_multipliers(model: keras.Model, multipliers: Mapping[str, float]) -> list[float]:
-    """What multiplies the learning rate of each trained weight by pattern, see `layers.named`, in the order of
+    """Factors of the learning rate of each trained weight by pattern, see `layers.named`, in the order of
     `model.trainable_variables`.
 
     Raises:

@@ -115,7 +115,7 @@ def reduce_sum(tensors: Any, *, bucket_bytes: int = DEFAULT_BUCKET_BYTES) -> Any
 
 @no_autograph
 def of_each_replica(tensor: tf.Tensor) -> tf.Tensor:
-    """What each replica gives, finite float32, on all of them: [replicas, ...]."""
+    """Tensors of all replicas, finite float32, on all of them: [replicas, ...]."""
     context = tf.distribute.get_replica_context()
     mine = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
     return reduce_sum([tf.reshape(mine, [-1, *[1] * tensor.shape.rank]) * tensor[None]])[0]

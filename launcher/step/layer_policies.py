@@ -129,7 +129,7 @@ def explained(overrides: Mapping[str, str]) -> Iterator[None]:
 
 
 def describe(model: keras.Model, overrides: Mapping[str, str]) -> str:
-    """What is in effect, as a person reads it: the outermost layers of each policy, "" for none; as `apply`."""
+    """The policies in effect, as a person reads it: the outermost layers of each policy, "" for none; as `apply`."""
     by_policy: dict[str, list[str]] = {}
     for item, pattern in _named(model, overrides):
         paths = by_policy.setdefault(overrides[pattern], [])
@@ -143,7 +143,7 @@ def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[P
 
 
 def computing(model: keras.layers.Layer) -> list[Placed]:
-    """The same but for models, which have the run's policy whatever their file says, and compute nothing themselves."""
+    """Layers that compute, without models, which have the run's policy whatever their file says, and compute nothing themselves."""
     return [found for found in _layers(model) if not isinstance(found.layer, keras.Model)]
 
 

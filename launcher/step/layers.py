@@ -142,13 +142,13 @@ def owners(
 
 
 def group_size(layer: keras.layers.Layer) -> int | None:
-    """How many consecutive examples a layer takes its statistics over; None where it has no such groups."""
+    """Number of consecutive examples that a layer takes its statistics over; None where it has no such groups."""
     size = getattr(layer, "group_size", None)
     return size if isinstance(size, int) and size > 0 else None
 
 
 def group_sizes(model: keras.layers.Layer) -> set[int]:
-    """Those of all layers that have such groups."""
+    """Sizes of the groups of all layers that have such."""
     return {size for layer in layers_of(model) if (size := group_size(layer))}
 
 

@@ -51,7 +51,7 @@ class LocalSums(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What is known of a step once it is traced.
+    """Facts of a step that are known once it is traced.
 
     Attributes:
       metrics: how many numbers each of the task's metrics has, 1 for a scalar; in the order of the names.
@@ -268,7 +268,7 @@ def set_seeds(
 
 
 def _sizes(tensor: tf.Tensor) -> list[int | tf.Tensor]:
-    """Of the axes but the first, as numbers where they are known."""
+    """Sizes of the axes but the first, as numbers where they are known."""
     return [tf.shape(tensor)[axis] if size is None else size for axis, size in enumerate(tensor.shape)][1:]
 
 

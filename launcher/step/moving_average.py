@@ -38,7 +38,7 @@ class MovingAverage:
 
     @property
     def variables(self) -> list[tuple[keras.Variable, tf.Variable]]:
-        """What is averaged, with its average."""
+        """Each variable that is averaged, with its average."""
         return list(zip(self._sources, self._averages, strict=True))
 
     @property

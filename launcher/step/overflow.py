@@ -1,4 +1,4 @@
-"""Which gradients of a step are not finite: told in the step's report at no cost to a finite step, named afterwards."""
+"""Flags of gradients that are not finite: told in the step's report at no cost to a finite step, named afterwards."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def of_scalars(values: tf.Tensor) -> tf.Tensor:
 
 @no_autograph
 def num_scalars(num_gradients: int) -> int:
-    """How many scalars `pack` makes."""
+    """Number of scalars that `pack` makes."""
     return -(-num_gradients // _FLAGS_A_SCALAR)
 
 

@@ -78,14 +78,14 @@ class OwnStep:
         return applications, LocalSums([], gained, loss, num_real, of_metrics, [], [])
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
-        """As of `ReplicaStep`."""
+        """Flags of gradients, as `ReplicaStep.non_finite` gives them."""
         applications, _ = self._run(batch, looks_only=True)
         rows = gradients.of_each_replica(applications.flags[0])
         return tf.concat([rows, applications.flags[1:]], axis=0)
 
 
 class Applications:
-    """What one replica's step goes by while it is traced: applies optimizers, and checks the gradients each time.
+    """Applications of optimizers by one replica's step while it is traced, and the check of the gradients each time.
 
     Args:
       num_real: float32 scalar, the replica's examples.
@@ -118,7 +118,7 @@ class Applications:
         self.flags = tf.zeros([2, len(self._weights)])
 
     def tracing(self, steps: OwnSteps) -> Tracing:
-        """What the model's step is traced by."""
+        """The `Tracing` of the model's step, which applies by this."""
         return Tracing(
             apply=self.apply,
             num_real=self._num_real,

@@ -23,7 +23,7 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
 class ScaleState(NamedTuple):
-    """What a loss scale remembers between steps; scalars, float32 and int32.
+    """The state that a loss scale keeps between steps; scalars, float32 and int32.
 
     Attributes:
       scale: the factor the loss is multiplied by.
@@ -160,7 +160,7 @@ class Counters:
 
     @classmethod
     def make(cls, scale: ScaleState, *, has_limits: bool) -> Counters:
-        """Those of a run that begins with a state of the loss scale; under the strategy's scope."""
+        """Counters of a run that begins with a state of the loss scale; under the strategy's scope."""
 
         def variable(value: tf.Tensor, name: str) -> tf.Variable:
             return tf.Variable(value, trainable=False, name=name, aggregation=tf.VariableAggregation.NONE)
@@ -207,7 +207,7 @@ def of_optimizer(optimizer: Any, otherwise: LossScale) -> LossScale:
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
-    """What a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON. Of a
+    """Facts that a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON. Of a
     loss scale of any class, attributes that are numbers, strings or None count as its arguments.
     """
     arguments = {

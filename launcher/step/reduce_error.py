@@ -33,7 +33,7 @@ def predicted_error(dtype: str, num_replicas: int) -> float:
 
 
 def warning(dtype: str, num_replicas: int) -> str | None:
-    """What to say about a reduce dtype that loses too much at this number of replicas; None when it is safe."""
+    """The warning about a reduce dtype that loses too much at this number of replicas; None when it is safe."""
     error = predicted_error(dtype, num_replicas)
     if num_replicas == 1 or error <= ACCEPTABLE_ERROR:
         return None

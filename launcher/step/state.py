@@ -71,7 +71,7 @@ class State:
         return with_unsaved(self.model, named)
 
     def stand_ins(self) -> dict[str, str]:
-        """What another run may have averaged although this one does not, or the other way round, as each run averages
+        """Averages that another run may have although this one has not, or the other way round, as each run averages
         what its own forward pass moves: names of the averages of untrained weights, and the weights that stand in.
         """
         trained = {id(variable) for variable in self.model.trainable_variables}
@@ -96,7 +96,7 @@ class State:
         return found
 
     def shard_of(self, variable: Variable) -> WeightShard | None:
-        """Of which shard of a weight a replica's copy of the variable is the state; None where all copies are equal."""
+        """The shard of a weight of which a replica's copy of the variable is the state; None where all copies are equal."""
         return self._shards.get(id(variable))
 
     def weight_shards(self) -> dict[int, WeightShard]:
@@ -104,7 +104,7 @@ class State:
         return {id(shard.whole): shard for shard in self._optimizer.shards if shard is not None}
 
     def names_of_parts(self) -> set[str]:
-        """Of what a runtime's devices have in parts, whose values are to be sources."""
+        """Names of what a runtime's devices have in parts, whose values are to be sources."""
         if not self._runtime.traits.own_parts:
             return set()
         parts = self._shards.keys() | (set() if self._runtime.first_values is None else self.weight_shards().keys())
@@ -121,7 +121,7 @@ class State:
         return self._runtime.traits.own_parts and self.snapshots_together
 
     def to_write(self) -> dict[str, np.ndarray | Part]:
-        """What this process writes of a checkpoint: all of a snapshot, or its own parts."""
+        """The part of a checkpoint that this process writes: all of a snapshot, or its own parts."""
         if not self.is_written_together:
             return self.snapshot()
         return {name: self._runtime.read_part(variable) for name, variable in self.variables().items()}
@@ -134,7 +134,7 @@ class State:
         return {name: self._runtime.read(variable) for name, variable in self.variables().items()}
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What of a snapshot is another one where a run starts with other weights than the initial ones.
+        """The part of a snapshot that is another one where a run starts with other weights than the initial ones.
 
         Changes nothing, and takes no other worker: the rest is as each of them has built it. The weights are by the id
         of a variable of the model, the optimizer's slots by their names in a checkpoint.

@@ -42,7 +42,7 @@ class Statistic(NamedTuple):
     fold: str
 
     def gained(self, before: tf.Tensor, rows: tf.Tensor, microbatch: tf.Tensor | int, of: int) -> tf.Tensor:
-        """What a part makes of the value before it, to be added to what others do; of whole numbers, int64.
+        """The gain of a part over the value before it, to be added to what others do; of whole numbers, int64.
 
         Args:
           rows: its real ones; a part without any runs on rows that fill it up.
@@ -78,7 +78,7 @@ Gains = Sequence[tuple[Statistic, tf.Tensor]]
 
 
 def candidates(model: keras.Model) -> list[keras.Variable]:
-    """What a forward pass of the model could move: numbers that are neither trained nor states of seed generators."""
+    """Variables that a forward pass of the model could move: numbers that are neither trained nor states of seed generators."""
     seeds = {id(variable) for variable in seed_states(model)}
     return [
         variable
@@ -103,7 +103,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> list[keras.Variable]:
-    """Those of the `candidates` that the task's loss assigns in training: no frozen weights, nothing of frozen layers.
+    """Variables among the `candidates` that the task's loss assigns in training: no frozen weights, nothing of frozen layers.
 
     The loss is traced once, as the default strategy's only replica and under no strategy's scope; nothing runs.
 
@@ -158,7 +158,7 @@ def captures(traced: tf.types.experimental.ConcreteFunction) -> Iterator[tuple[t
 
 
 def usual(variable: keras.Variable) -> Statistic:
-    """What a variable is taken for without a trial."""
+    """The statistic that a variable is taken for without a trial."""
     return Statistic(variable, "mean" if is_moving(variable) else "max")
 
 
@@ -168,17 +168,17 @@ def is_overwritten(weight: keras.Variable) -> bool:
 
 
 def moving(statistics: Sequence[Statistic], weights: Sequence[keras.Variable]) -> list[Statistic]:
-    """What is put together from the parts of a batch: also the largest gradients of overwritten weights."""
+    """Statistics that are put together from the parts of a batch: also the largest gradients of overwritten weights."""
     return [*statistics, *(Statistic(one, "max") for one in weights if is_overwritten(one))]
 
 
 def present(statistics: Sequence[Statistic]) -> list[tf.Tensor]:
-    """Their values."""
+    """Values of statistics, as they are now."""
     return [tf.convert_to_tensor(one.variable.value) for one in statistics]
 
 
 def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Those of the assigned variables that are of layers neither Keras's nor the launcher's."""
+    """Variables among the assigned ones that are of layers neither Keras's nor the launcher's."""
     found = owners(model, lambda layer: layer.weights)
 
     def is_known(layer: object) -> bool:

@@ -19,7 +19,7 @@ from launcher.tasks.cross_entropy import WHOLE, LossChunks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """What one step does, apart from the model.
+    """Settings of one step: all that it does, apart from the model.
 
     Attributes:
       global_batch_size: examples of one step over all replicas and microbatches.

@@ -183,7 +183,7 @@ class ReplicaStep:
         return gradients.of_each_replica(tf.cast(halves, tf.float32))
 
     def non_finite(self, batch: Batch) -> tf.Tensor:
-        """Which gradients of the step that this batch belongs to are not finite, and on which replica.
+        """Flags of the gradients of this batch's step that are not finite, and on which replica.
 
         Computes the gradients with the present weights and scale once more and changes nothing.
 

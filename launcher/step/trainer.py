@@ -31,7 +31,7 @@ from launcher.tasks.base import Task
 
 
 class StepRecords(NamedTuple):
-    """What happened in some consecutive steps; float64 arrays of shape [steps].
+    """Records of some consecutive steps; float64 arrays of shape [steps].
 
     Attributes:
       first_step: number of the first of them, counted from 1.
@@ -205,7 +205,7 @@ class Trainer:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of the step, once it is traced."""
+        """Notes for a person on the step, once it is traced."""
         unused = [self.model.trainable_variables[index] for index in sorted(self.replica_step.traced.unused)]
         paths = [one.path for one in unused if not is_overwritten(one)]
         if not paths:

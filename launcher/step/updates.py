@@ -36,7 +36,7 @@ class Trained(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What one step changes on this replica if it is applied.
+    """A change that one step makes on this replica if it is applied.
 
     Attributes:
       trained: the weights to update.
@@ -118,7 +118,7 @@ class Change:
         move_averages(self.parts, self.moving, self.num_microbatches)
 
     def flags(self) -> tf.Tensor:
-        """Which weights' gradients are not finite, as `overflow.pack` tells."""
+        """Flags of the weights whose gradients are not finite, as `overflow.pack` packs them."""
         squares = self.checked.squares
         by_index = self._by_index(self.checked.gradients if squares is None else tf.unstack(squares))
         of_all = [by_index.get(i, tf.zeros([])) for i in range(self.num_weights)]
