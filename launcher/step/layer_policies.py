@@ -143,7 +143,7 @@ def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[P
 
 
 def computing(model: keras.layers.Layer) -> list[Placed]:
-    """Layers that compute, without models, which have the run's policy whatever their file says, and compute nothing themselves."""
+    """Layers that compute, without models, which have the run's policy whatever their file says."""
     return [found for found in _layers(model) if not isinstance(found.layer, keras.Model)]
 
 

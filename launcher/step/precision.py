@@ -207,8 +207,9 @@ def of_optimizer(optimizer: Any, otherwise: LossScale) -> LossScale:
 
 
 def recorded(policy: str, loss_scale: LossScale) -> dict[str, Any]:
-    """Facts that a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON. Of a
-    loss scale of any class, attributes that are numbers, strings or None count as its arguments.
+    """Facts that a checkpoint records beside the state of a loss scale, to be compared when a run goes on; plain JSON.
+
+    Of a loss scale of any class, attributes that are numbers, strings or None count as its arguments.
     """
     arguments = {
         name: value

@@ -96,7 +96,7 @@ class State:
         return found
 
     def shard_of(self, variable: Variable) -> WeightShard | None:
-        """The shard of a weight of which a replica's copy of the variable is the state; None where all copies are equal."""
+        """The shard of a weight whose state a replica's copy of the variable is; None where all copies are equal."""
         return self._shards.get(id(variable))
 
     def weight_shards(self) -> dict[int, WeightShard]:

@@ -78,7 +78,7 @@ Gains = Sequence[tuple[Statistic, tf.Tensor]]
 
 
 def candidates(model: keras.Model) -> list[keras.Variable]:
-    """Variables that a forward pass of the model could move: numbers that are neither trained nor states of seed generators."""
+    """Variables that a forward pass could move: numbers that are neither trained nor states of seed generators."""
     seeds = {id(variable) for variable in seed_states(model)}
     return [
         variable
@@ -103,7 +103,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> list[keras.Variable]:
-    """Variables among the `candidates` that the task's loss assigns in training: no frozen weights, nothing of frozen layers.
+    """The `candidates` that the task's loss assigns in training: no frozen weights, nothing of frozen layers.
 
     The loss is traced once, as the default strategy's only replica and under no strategy's scope; nothing runs.
 
