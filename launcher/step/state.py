@@ -122,9 +122,8 @@ class State:
 
     def to_write(self) -> dict[str, np.ndarray | Part]:
         """The part of a checkpoint that this process writes: all of a snapshot, or its own parts."""
-        if not self.is_written_together:
-            return self.snapshot()
-        return {name: self._runtime.read_part(variable) for name, variable in self.variables().items()}
+        read = self._runtime.read_part if self.is_written_together else self._runtime.read
+        return {name: read(variable) for name, variable in self.variables().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
         """The state as host arrays, copied: training may go on while they are written.
