@@ -225,7 +225,6 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
 
 def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
     model, task = session.model, resolved.recipe.task
-    loops = [resolved.microbatches] if resolved.microbatches > 1 else []
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = group_sizes(model)
     weight = float(task.nominal_weight_per_example)
@@ -239,7 +238,7 @@ def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
         notes=(*session.notes, *task.notes(model, resolved.strategy.accelerator), *lowered.notes),
         shareable_bytes=0 if resolved.recipe.shard != "none" else _shareable_bytes(session.trainer),
         computed={"input": f"{bytes_text(batch)} a step and replica", **layer_settings.describe(resolved, model)},
-        flops=flops.count(lowered.graph, loops),
+        flops=flops.count(lowered.graph),
     )
 
 

@@ -38,23 +38,23 @@ class Flops(NamedTuple):
     hardware: float
 
 
-def count(graph: tf.Graph, loops: Sequence[int]) -> Flops | None:
+def count(graph: tf.Graph, loops: int = 0) -> Flops | None:
     """Counts the FLOPs of a traced function's graph; None where a shape is not static or a loop's turns are not known.
 
     Args:
-      loops: how often its loops turn, by their depth. Those that count from 0 to a constant tell that themselves;
-        matrix products in deeper ones that do not cannot be counted.
+      loops: how often outermost loops turn that do not tell, as those do that count from 0 to a constant; 0 for what
+        is not known.
     """
     definition = graph.as_graph_def(add_shapes=True)
     library = {called.signature.name: called for called in definition.library.function}
     try:
-        return _of_nodes(definition.node, {}, library, tuple(loops))
+        return _of_nodes(definition.node, {}, library, loops)
     except _NotCountable:
         return None
 
 
 def _of_nodes(
-    nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping[str, Any], loops: tuple, again: bool = False
+    nodes: Iterable, arguments: Mapping[str, _Shape], library: Mapping[str, Any], loops: int, again: bool = False
 ) -> Flops:
     shapes: dict[str, list[_Shape]] = {name: [shape] for name, shape in arguments.items()}
     nodes = list(nodes)
@@ -66,11 +66,11 @@ def _of_nodes(
         again_inside, own = _of_kernel(node, inputs) if node.op in _KERNELS else (0.0, _of_node(node, inputs))
         called = [value.func.name for value in node.attr.values() if value.HasField("func")]
         called += [one.name for value in node.attr.values() for one in value.list.func]
-        of_loop = loops[node.op in _LOOPS :]
+        of_loop = 0 if node.op in _LOOPS else loops
         inner = [_of_function(library[name], library, of_loop, repeated) for name in called if name in library]
         turns = 1
         if node.op in _LOOPS and any(one.hardware > 0 for one in inner):
-            turns = _turns(node, nodes, library) or next(iter(loops), 0)
+            turns = _turns(node, nodes, library) or loops
             if not turns:
                 raise _NotCountable
         model += (0.0 if repeated else own - again_inside) + turns * sum(one.model for one in inner)
@@ -78,7 +78,7 @@ def _of_nodes(
     return Flops(model, hardware)
 
 
-def _of_function(function: Any, library: Mapping[str, Any], loops: tuple, again: bool) -> Flops:
+def _of_function(function: Any, library: Mapping[str, Any], loops: int, again: bool) -> Flops:
     arguments: dict[str, _Shape] = {}
     for place, argument in enumerate(function.signature.input_arg):
         told = function.arg_attr[place].attr["_output_shapes"].list.shape if place in function.arg_attr else []

@@ -229,14 +229,13 @@ class Trainer:
         """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
         if self._graph is None:
             return None
-        microbatches = [self.config.microbatches] if self.config.microbatches > 1 else []
         strategy = self.runtime.host.strategy
-        found, times = flops.count(self._graph, [1, *microbatches]), 1 / len(strategy.extended.worker_devices)
+        found, times = flops.count(self._graph, loops=1), 1 / len(strategy.extended.worker_devices)
         if found is None and self._spec is not None and isinstance(self.replica_step, ReplicaStep):
             # The first microbatch's graph, once more, with all rows: what cuts off padding hides how many there are.
             self.task.keeps_padding, first = True, functools.partial(self.replica_step.first_microbatch, scale=1.0)
             again = tf.function(lambda batch: strategy.run(first, [batch]), autograph=False)
-            found, times = flops.count(again.get_concrete_function(self._spec).graph, []), self.config.microbatches
+            found, times = flops.count(again.get_concrete_function(self._spec).graph), self.config.microbatches
             self.task.keeps_padding = False
         return flops.Flops(*(times * one for one in found)) if found and found.hardware else None
 

@@ -32,7 +32,7 @@ def test_the_products_of_a_step_are_counted_whatever_it_is_cut_in(bindings):
     assert session.trainer.matrix_flops() == flops.Flops(64 * OF_EXAMPLE, 64 * OF_EXAMPLE)
 
 
-def count(function, *shapes, loops=()):
+def count(function, *shapes, loops=0):
     traced = tf.function(function).get_concrete_function(*(tf.TensorSpec(shape) for shape in shapes))
     found = flops.count(traced.graph, loops)
     return found and found.hardware
@@ -66,7 +66,7 @@ def test_what_is_not_known_before_it_runs_is_not_guessed():
 
     assert count(loop, [3, 3]) is None
     assert count(steps_of_two, [3, 3]) is None
-    assert count(loop, [3, 3], loops=(4,)) == 4 * 2 * 27
+    assert count(loop, [3, 3], loops=4) == 4 * 2 * 27
 
 
 def test_loops_that_count_to_a_constant_tell_how_often_they_turn():
