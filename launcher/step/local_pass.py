@@ -148,11 +148,10 @@ class LocalPass:
     def _zero_sums(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
         """The sums over no microbatch; traces the pass over one, which alone tells how many metrics there are."""
         outputs = self._forward_backward.get_concrete_function(self._taken(batch), scale).structured_outputs
-        found = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
-        grads, rows, watched, loss, weight, metrics = found
+        zeros = tf.nest.map_structure(lambda output: tf.zeros(output.shape, output.dtype), outputs)
         count, states = self._config.microbatches, zip(self.moving, present(self.moving), strict=True)
         gained = [one.gained(before, tf.constant(0.0), 0, count) for one, before in states]
-        return LocalSums(grads, [*map(tf.zeros_like, gained)], loss, weight, metrics, watched, rows)
+        return zeros._replace(moving=[*map(tf.zeros_like, gained)])
 
     def _microbatch(
         self,
@@ -164,9 +163,9 @@ class LocalPass:
     ) -> LocalSums:
         """Forward and backward pass of one microbatch; leaves the moving statistics as they were."""
         set_seeds(self._seeds, self._config, step, index)
-        grads, rows, watched, loss, weight, metrics = self._forward_backward(self._taken(batch), scale)
+        sums = self._forward_backward(self._taken(batch), scale)
         for place in self._overwriting:
-            self._weights[place].value.assign(grads[place])
+            self._weights[place].value.assign(sums.gradients[place])
         # Every microbatch starts from the step's statistics and reports its difference. The update of a moving
         # average is affine in the batch statistic, so the mean of the differences is exact on any topology.
         deltas = []
@@ -176,7 +175,7 @@ class LocalPass:
             averaged = of_padding is not None and one.fold == "mean"
             deltas.append(tf.where(of_padding, tf.zeros_like(delta), delta) if averaged else delta)
             one.variable.value.assign(before)
-        return LocalSums(grads, deltas, loss, weight, metrics, watched, rows)
+        return sums._replace(moving=deltas)
 
     def _taken(self, batch: Batch) -> Batch:
         """A batch as the task's loss() takes it."""
@@ -205,9 +204,8 @@ class LocalPass:
         return by_rows, of_step
 
     @dropout.exact()
-    def _differentiate(
-        self, batch: Batch, scale: tf.Tensor
-    ) -> tuple[list[tf.Tensor], list[Rows], list[tf.Tensor], tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
+    def _differentiate(self, batch: Batch, scale: tf.Tensor) -> LocalSums:
+        """The sums of one microbatch, but for what it has moved."""
         variables = [variable.value for variable in self._weights]
         tape = tf.GradientTape(watch_accessed_variables=False)
         with tape, counted(self._config.rows) as lookups:
@@ -231,21 +229,22 @@ class LocalPass:
         self._overwriting = {place for place, one in enumerate(self._weights) if is_overwritten(one)} - unused
         by_rows, num_lookups = self._by_rows(found, lookups)
         self.traced = Traced.of(metrics, unused | self._overwriting)._replace(tables=[*by_rows], lookups=num_lookups)
-        return (
-            [
+        return LocalSums(
+            gradients=[
                 tf.zeros([0] if place in by_rows else variable.shape)
                 if gradient is None or place in by_rows
                 else gradients.dense(gradient, variable.shape)
                 for place, (gradient, variable) in enumerate(zip(found, variables, strict=True))
             ],
-            [*by_rows.values()],
-            [
+            moving=[],
+            loss=loss,
+            weight=weight,
+            metrics=tuple(metrics[name] for name in self.traced.metrics),
+            watched=[
                 tf.zeros_like(source) if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient, source in zip(watched, sources, strict=True)
             ],
-            loss,
-            weight,
-            tuple(metrics[name] for name in self.traced.metrics),
+            rows=[*by_rows.values()],
         )
 
 
