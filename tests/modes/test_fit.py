@@ -125,8 +125,8 @@ def two():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
-# Of metrics and of class weights, test_keras_metrics.py.
-@pytest.mark.parametrize("name", repeated_but(["decay, clipping and example weights", "two losses"], CASES))
+# Of metrics, class weights and the losses of outputs, test_keras_metrics.py; of two losses, test_keras_losses.py.
+@pytest.mark.parametrize("name", repeated_but(["decay, clipping and example weights"], CASES))
 def test_it_trains_as_keras_does_on_one_device(name, two, tmp_path):
     build, data, arguments = CASES[name]
     expected, validation = of_keras(build, data, **arguments)

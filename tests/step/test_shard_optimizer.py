@@ -109,7 +109,8 @@ def adamw():
     return optimizers.adamw(learning_rate=0.01, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("name", repeated_but(["ScheduleFreeAdamW"], KERAS))
+@pytest.mark.nightly  # below, AdamW and one of a user's own are shared out
+@pytest.mark.parametrize("name", KERAS)
 def test_every_element_wise_optimizer_of_keras_trains_to_the_same_bits(name):
     if not hasattr(keras.optimizers, name):
         pytest.skip(f"this Keras has no {name}")
