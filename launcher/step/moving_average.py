@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from launcher.machine.no_autograph import no_autograph
 from launcher.optimizers.weight_shards import WeightShard, shard_of
+from launcher.step import gradients
 
 
 class MovingAverage:
@@ -56,3 +57,16 @@ class MovingAverage:
         for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
             weight = source if shard is None else shard.taken()
             average.assign_add((tf.cast(weight.value, tf.float32) - average) * (1.0 - decay))
+
+    @no_autograph
+    def swap(self) -> tf.Tensor:
+        """Exchanges weights and averages on this replica; in replica context."""
+        for source, shard, average in zip(self._sources, self._shards, self._averages, strict=True):
+            # A weight of fewer bits comes back as it was; one of more bits, as float32 holds it.
+            # Both are read before either is written: tf.cast to a variable's own dtype would give the variable itself.
+            weight, averaged = tf.cast(tf.identity(source.value), tf.float32), tf.identity(average)
+            if shard is not None:
+                weight, (averaged,) = shard.of(weight), gradients.gather([averaged], [shard.axis])
+            source.value.assign(tf.cast(averaged, source.value.dtype))
+            average.assign(weight)
+        return tf.constant(True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -162,17 +162,25 @@ class State:
             finally:
                 runtime.averages = {}
             return
-        weights = [runtime.read(source) for source, _ in averages]
-        for source, average in averages:
-            source.assign(runtime.read(average))
+        # On the devices where each has what it evaluates by; else by the host, which a pod's devices are far from.
+        here = runtime.traits.one_copy or (runtime.traits.own_parts and self._ema.shards)
+        weights = [runtime.read(source) for source, _ in averages] if here else []
+
+        def exchange(values: Iterable[np.ndarray]) -> None:
+            for (source, _), value in zip(averages, values, strict=True) if here else ():
+                source.assign(value)
+            if averages and not here:
+                runtime.host.call(self._ema.swap)
+
+        exchange(runtime.read(average) for _, average in averages)
         try:
             yield
         except tf.errors.OpError:
-            weights = []  # It may come from a device that is gone, which another call could wait for without end.
+            raise  # It may come from a device that is gone, which another call could wait for without end.
+        except BaseException:
+            exchange(weights)
             raise
-        finally:
-            for (source, _), value in zip(averages, weights, strict=False):
-                source.assign(value)
+        exchange(weights)
 
     def restore(self, state: Mapping[str, np.ndarray | Source]) -> None:
         """Puts a snapshot, or a shard of one, whose names and shapes fit, into every replica's variables.
