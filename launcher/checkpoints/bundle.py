@@ -164,28 +164,7 @@ class StoredArray:
     dtype: str  # NumPy's name
 
     def __call__(self, where: Range | None) -> np.ndarray:
-        """Bit for bit what was saved.
-
-        Raises:
-            CheckpointReadError: It cannot be read, or is something else than the manifest says.
-        """
-        import tensorflow as tf
-
-        try:
-            with _on_host() as ops:
-                (tensor,) = ops.RestoreV2(
-                    prefix=str(self.folder / STATE),
-                    tensor_names=[self.name],
-                    shape_and_slices=["" if where is None else _slice(self.shape, where)],
-                    dtypes=[tf.dtypes.as_dtype(self.dtype)],
-                )
-            array = np.asarray(tensor.numpy())
-            if where is None and array.shape != self.shape:
-                raise ValueError(f"{self.name} has the shape {array.shape}, its manifest says {self.shape}")
-        except (OSError, TypeError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise CheckpointReadError(f"The checkpoint {self.folder} cannot be read: {why}") from error
-        return array
+        return read_arrays([self], where)[0]
 
     def astype(self, dtype: str) -> Source:
         if dtype == self.dtype:
@@ -193,6 +172,34 @@ class StoredArray:
         import tensorflow as tf
 
         return lambda where: self(where).astype(tf.dtypes.as_dtype(dtype).as_numpy_dtype)
+
+
+def read_arrays(stored: Sequence[StoredArray], where: Range | None = None) -> list[np.ndarray]:
+    """Arrays of one checkpoint, bit for bit as they were saved: a file is opened once for all of them.
+
+    Raises:
+        CheckpointReadError: One cannot be read, or is something else than the manifest says.
+    """
+    import tensorflow as tf
+
+    if not stored:
+        return []
+    try:
+        with _on_host() as ops:
+            tensors = ops.RestoreV2(
+                prefix=str(stored[0].folder / STATE),
+                tensor_names=[one.name for one in stored],
+                shape_and_slices=["" if where is None else _slice(one.shape, where) for one in stored],
+                dtypes=[tf.dtypes.as_dtype(one.dtype) for one in stored],
+            )
+        arrays = [np.asarray(tensor.numpy()) for tensor in tensors]
+        for one, array in zip(stored, arrays, strict=True):
+            if where is None and array.shape != one.shape:
+                raise ValueError(f"{one.name} has the shape {array.shape}, its manifest says {one.shape}")
+    except (OSError, TypeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointReadError(f"The checkpoint {stored[0].folder} cannot be read: {why}") from error
+    return arrays
 
 
 def _slice(shape: Sequence[int], where: Range) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, write_checkpoint
+from launcher.checkpoints.bundle import State, StoredArray, Writers, make_room, read_arrays, write_checkpoint
 from launcher.checkpoints.disk import DELETING, WRITING, aside, remove, replace_durably
 from launcher.checkpoints.errors import CheckpointReadError, NoWholeCheckpointError, read_error, shorten, write_error
 from launcher.checkpoints.manifest import HOST, Damage, find_damage, folder_name, is_complete, read_manifest
@@ -269,7 +269,8 @@ class CheckpointStore:
         Raises:
             CheckpointReadError: There is no such checkpoint (any more), or it is damaged.
         """
-        return {name: array(None) for name, array in self.stored(step, wanted).items()}
+        stored = self.stored(step, wanted)
+        return dict(zip(stored, read_arrays([*stored.values()]), strict=True))
 
     def stored(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, StoredArray]:
         """The same arrays, each read when it is due, or a stretch of it."""

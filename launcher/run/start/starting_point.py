@@ -13,7 +13,6 @@ import tensorflow as tf
 from launcher.checkpoints import HOST, Best, CheckpointStore, array_of, record_of
 from launcher.data.order import ALL_IN
 from launcher.errors import LauncherError, UsageError
-from launcher.machine.array_parts import Source
 from launcher.run.start import start_weights
 from launcher.run.start.start_weights import OPTIMIZER, StartFrom
 from launcher.runtime.tensorflow import TfRuntime
@@ -143,13 +142,18 @@ def _state_at(step: int, store: CheckpointStore, trainer: Trainer) -> dict[str, 
     stand_ins = {**trainer.state.stand_ins(), **rates}
     store.check_compatible(step, specs, stand_ins)
     stored, in_parts = store.stored(step), trainer.state.names_of_parts()
-    sources: dict[str, Source] = {name: array for name, array in stored.items() if name.startswith(HOST)}
-    for name, (_, dtype) in specs.items():
-        if name in stored:
-            sources[name] = stored[name]
-        elif name not in rates:
-            sources[name] = stored[stand_ins[name]].astype(dtype)
-    return {name: source if name in in_parts else source(None) for name, source in sources.items()}
+    at = {name: name for name in stored if name.startswith(HOST)}
+    at |= {name: name if name in stored else stand_ins[name] for name in specs if name in stored or name not in rates}
+    whole = {stands for name, stands in at.items() if name not in in_parts}
+    values = store.read(step, whole.__contains__)
+
+    def state(name: str, stands: str) -> Any:
+        dtype = specs[name][1] if name in specs and stands != name else stored[stands].dtype
+        if name in in_parts:
+            return stored[stands].astype(dtype)
+        return values[stands].astype(tf.dtypes.as_dtype(dtype).as_numpy_dtype, copy=False)
+
+    return {name: state(name, stands) for name, stands in at.items()}
 
 
 def _settle_loss_scale(
