@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from launcher.checkpoints import CheckpointStore
@@ -51,19 +52,23 @@ def read(store: CheckpointStore, step: int, model: keras.Model, *, averaged: boo
 
 def put(model: keras.Model, arrays: Mapping[str, Source]) -> None:
     """Gives a model weights by their names in a checkpoint, on every local replica; no collective."""
-    for name, variable in weight_names(model).items():
-        variable.assign(arrays[name](None))
+    variables = weight_names(model)
+    for name, source in arrays.items():
+        variables[name].assign(source(None))
 
 
 @contextlib.contextmanager
 def lent(model: keras.Model, arrays: Mapping[str, Source]) -> Iterator[None]:
     """Inside the block a model has weights by their names in a checkpoint, afterwards its own again.
 
-    Its own lie in the host's memory meanwhile: a device may have no room for both.
+    Those of its own that are others lie in the host's memory meanwhile: a device may have no room for both.
     """
-    weights = weight_names(model).items()
-    before = {name: value_of(tf.convert_to_tensor(variable.value).numpy()) for name, variable in weights}
-    put(model, arrays)
+    before = dict[str, Source]()
+    for name, variable in weight_names(model).items():
+        own, lending = tf.convert_to_tensor(variable.value).numpy(), arrays[name](None)
+        if own.ravel().view(np.uint8).data != lending.ravel().view(np.uint8).data:
+            before[name] = value_of(own)
+            variable.assign(lending)
     try:
         yield
     finally:
