@@ -1,6 +1,7 @@
 """Launcher: one command that trains TensorFlow models on any topology.
 
-The map, from the door inwards. A room may use those below it, never those above.
+The map, from the door inwards. A room may use those below it, never those above. To know how a run trains, read from
+`run` down: precision_report, preflight, doctor and verify are instruments beside it, and serving comes after it.
 
     main               the worker's entry: flags, then one mode
     launch             the supervisor's entry: starts workers, watches them, restarts them
