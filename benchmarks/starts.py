@@ -126,7 +126,20 @@ def _launcher_job(folder: Path, *flags: str) -> dict[str, float]:
                     return process.pid
         raise RuntimeError("worker 1 is not there")
 
-    return _killed(command, lambda: _launchers_times(folder), victim, "are ready" if "--standby" in flags else "")
+    seconds: dict[int, float] = {}
+
+    def spares_wait() -> bool:
+        """Whether the spare processes have used no processor time since the last look: they have imported all."""
+        before = dict(seconds)
+        seconds.clear()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if "launcher.jobs.standby" in process.cmdline():
+                    seconds[process.pid] = sum(process.cpu_times()[:2])
+        time.sleep(0.5)
+        return len(seconds) == 2 and seconds == before
+
+    return _killed(command, lambda: _launchers_times(folder), victim, spares_wait if "--standby" in flags else None)
 
 
 def _torch_job(folder: Path, python: str) -> dict[str, float]:
@@ -152,13 +165,16 @@ def _to_steps(command: list[str], times: Callable[[], list[tuple[int, float]]]) 
 
 
 def _killed(
-    command: list[str], times: Callable[[], list[tuple[int, float]]], victim: Callable[[], int], said: str = ""
+    command: list[str],
+    times: Callable[[], list[tuple[int, float]]],
+    victim: Callable[[], int],
+    is_ready: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """Seconds to the first step, and from a worker's death, once the job has said so, to the first step after it."""
+    """Seconds to the first step, and from a worker's death, once the job is ready for it, to the first step after."""
     begun = time.time()
     with tempfile.TemporaryFile() as log, _group(command, log) as job:
         _until(job, lambda: any(step >= _KILLED_AFTER for step, _ in times()))
-        _until(job, lambda: said.encode() in os.pread(log.fileno(), 1 << 20, 0))
+        _until(job, is_ready or (lambda: True))
         pid, before = victim(), times()
         os.kill(pid, signal.SIGKILL)
         killed = time.time()

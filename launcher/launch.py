@@ -26,8 +26,7 @@ from absl import flags
 from launcher import errors, modes
 from launcher.errors import EXIT_DONE, LauncherError, PeerError, UsageError, failures
 from launcher.jobs import backends, kubernetes, private_network, sweep, transports
-from launcher.jobs.drill import command as drill_command
-from launcher.jobs.drill import plan
+from launcher.jobs.drill import rehearsal
 from launcher.jobs.job import Job
 from launcher.jobs.output import JobConsole, flush_standard_streams
 from launcher.jobs.supervisor import Supervisor
@@ -65,7 +64,7 @@ class JobFlags:
     )
 
 
-_FLAGS = {**modes.fields_of(JobFlags), **plan.FLAGS}
+_FLAGS = {**modes.fields_of(JobFlags), **rehearsal.FLAGS}
 # Those of its own, in the order of --help.
 SHOWN_FLAGS = ("backend", *_FLAGS, "dry_run", "version", "help", *backends.FLAGS)
 # What the supervisor's exit codes mean where that is not what a worker's means.
@@ -111,15 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options["sweep"].present or options["at_once"].present:
             return sweep.run(options, check_model_dir(job.model_dir), console, argv[1:], job.arguments)
         kind = backends.chosen(options)
-        make = kind.make
-        if make is None:
+        if not kind.is_supervised:
             return kubernetes.run(options, job, argv[1:])
-        drill = plan.make_plan(options, job)
+        drill = rehearsal.make(options, job, console)
         if "private_network" in kind.flags and not options.dry_run:  # before any thread
             console.note(private_network.enter(options.private_network, job, os.environ))
-        backend = make(options, job, console)
+        planned = kind.backend(options, job, console)
         if options.dry_run:
-            sys.stdout.write(backend.plan(job.next_attempt()))
+            sys.stdout.write(planned.plan(job.next_attempt()))
             return EXIT_DONE
         flush_standard_streams()
         # Members share a folder: the chief's holds the lease for all.
@@ -127,11 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lease.held(
             writes_to, environ={}, say=console.note, supervised_job=job.identity, isolate=_isolated
         ) as held:
-            if drill is not None:
-                return drill_command.run(
-                    drill, job=job, make_backend=lambda: make(options, job, console), console=console, held=held
-                )
-            return Supervisor(job=job, backend=backend, console=console, held=held).run()
+
+            def supervise() -> int:
+                there = kind.backend(options, job, console)
+                return Supervisor(job=job, backend=there, console=console, held=held, drill=drill).run()
+
+            return rehearsal.run(drill, job, supervise, console) if drill else supervise()
     except Exception as raised:
         error = failures.explained(raised)
         flush_standard_streams()

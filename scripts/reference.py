@@ -31,7 +31,7 @@ from launcher.config import bound_types
 from launcher.config.gin_files import RECIPES, recipes
 from launcher.config.gin_private import internals
 from launcher.jobs import backends
-from launcher.jobs.drill import plan as drills
+from launcher.jobs.drill import rehearsal as drills
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -60,36 +60,18 @@ def cores(context: Context) -> Iterator[Finding]:
 
 def cpu_quota(context: Context) -> float | None:
     """Cores' worth of time that the control group may use, of this process or of any above it; None without a limit."""
-    quotas = (_quota_of(context, folder) for folder in control_groups(context, "cpu"))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    limits = [(context.read(f"{folder}/cpu.max") or "max 1").split() for folder in control_groups(context)]
+    return min((int(quota) / int(period) for quota, period in limits if quota != "max"), default=None)
 
 
-def _quota_of(context: Context, folder: str) -> float | None:
-    both = context.read(f"{folder}/cpu.max")  # version 2: "150000 100000", or "max 100000"
-    if both is None:
-        quota, period = context.read(f"{folder}/cpu.cfs_quota_us"), context.read(f"{folder}/cpu.cfs_period_us")
-        both = f"{quota} {period}"
-    parts = both.split()
-    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
-        return None
-    return int(parts[0]) / int(parts[1])
+def control_groups(context: Context) -> list[str]:
+    """Folders of this process's control groups, from its own up to the root; of version 2, which all systems have now.
 
-
-def control_groups(context: Context, controller: str) -> list[str]:
-    """Folders of this process's control groups, from its own up to the root, of version 2 or of one controller."""
-    folders = []
-    for line in (context.read("proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            bases = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-        elif controller in controllers.split(","):
-            bases = [f"sys/fs/cgroup/{controller}", f"sys/fs/cgroup/{controllers}"]
-        else:
-            continue
-        own = PurePosixPath("/", path)
-        # A container often sees its own group as the root of a path that it does not know.
-        folders += [f"{base}{above}".rstrip("/") for base in bases for above in (own, *own.parents)]
-    return list(dict.fromkeys(folders))
+    A container often sees its own group as the root of a path that it does not know.
+    """
+    lines = (context.read("proc/self/cgroup") or "").splitlines()
+    own = [PurePosixPath(line[3:]) for line in lines if line.startswith("0::")]
+    return [f"sys/fs/cgroup{above}".rstrip("/") for path in own for above in (path, *path.parents)]
 
 
 @check("memory that is free within the container's limit")
@@ -99,10 +81,13 @@ def memory(context: Context) -> Iterator[Finding]:
     total, available = psutil.virtual_memory()[:2]
     seen = f"{total / _GIB:.1f} GiB on this machine, {available / _GIB:.1f} available"
     usable = available
-    for limit, used in _container_memory(context):
-        if limit < total:
-            usable = min(usable, limit - used)
-            seen += f"; the container's limit is {limit / _GIB:.1f} GiB, {max(0, limit - used) / _GIB:.1f} of it free"
+    # Of the control group with the least room.
+    free, limit = min(
+        filter(None, (_room_in(context, folder) for folder in control_groups(context))), default=(0, total)
+    )
+    if limit < total:
+        usable = min(available, free)
+        seen += f"; the container's limit is {limit / _GIB:.1f} GiB, {max(0, free) / _GIB:.1f} of it free"
     if usable < _LEAST_MEMORY:
         yield fail(seen, "TensorFlow alone takes 1 GiB: end other programs, or raise the container's limit")
     elif usable < _LITTLE_MEMORY:
@@ -111,26 +96,13 @@ def memory(context: Context) -> Iterator[Finding]:
         yield ok(seen)
 
 
-def _container_memory(context: Context) -> Iterator[tuple[int, int]]:
-    """(limit, used) in bytes of the control group with the least room."""
-    found = []
-    for folder in control_groups(context, "memory"):
-        for limit_file, used_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = context.read(f"{folder}/{limit_file}"), context.read(f"{folder}/{used_file}")
-            if limit and limit.isdigit():
-                found.append((int(limit), int(used or 0) - _reclaimable(context, folder)))
-    if found:
-        yield min(found, key=lambda pair: pair[0] - pair[1])
-
-
-def _reclaimable(context: Context, folder: str) -> int:
-    """Bytes of files that the group has in memory and that make room as soon as it is needed."""
-    lines = (context.read(f"{folder}/memory.stat") or "").splitlines()
-    values = dict(line.split(" ", 1) for line in lines if " " in line)
-    return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)
+def _room_in(context: Context, folder: str) -> tuple[int, int] | None:
+    """Bytes that are free in a control group and its limit; files in memory make room as soon as it is needed."""
+    limit, used, stat = (context.read(f"{folder}/memory.{name}") or "" for name in ("max", "current", "stat"))
+    if not limit.isdigit():
+        return None
+    files = dict(line.split() for line in stat.splitlines()).get("inactive_file", 0)
+    return int(limit) - int(used or 0) + int(files), int(limit)
 
 
 @check("limits on files and locked memory")
@@ -178,9 +150,11 @@ def shared_memory(context: Context) -> Iterator[Finding]:
 
 @check("NVIDIA's driver, its errors, and GPU memory that others hold")
 def driver(context: Context) -> Iterator[Finding]:
-    gpus = nvidia.ask_driver(context)
-    if isinstance(gpus, Finding):
-        yield gpus
+    gpus, refusal = nvidia.ask_driver(context)
+    if not gpus:
+        if refusal is None:
+            raise Skip("no NVIDIA GPU")
+        yield refusal
         return
     seen = f"NVIDIA {gpus[0].driver} with {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
     yield nvidia.too_old(gpus[0].driver, "12", seen) or ok(seen)

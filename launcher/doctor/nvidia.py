@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 
 from launcher.doctor import packages
-from launcher.doctor.check import Context, Finding, Skip, fail, ok, warn
+from launcher.doctor.check import Context, Finding, fail, ok, warn
 from launcher.machine import accelerators, installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOAT16_CAPABILITY
 from launcher.machine.nvidia import DRIVER_SECONDS, VARIABLE, NvidiaGpu, ask, ask_all, choose
@@ -20,22 +20,21 @@ _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
 @functools.cache
-def ask_driver(context: Context) -> tuple[NvidiaGpu, ...] | Finding:
-    """The GPUs that NVIDIA's driver lists, or the finding why it lists none; Skip without any trace of one."""
+def ask_driver(context: Context) -> tuple[tuple[NvidiaGpu, ...], Finding | None]:
+    """The GPUs that NVIDIA's driver lists, and why it lists none, where there is a trace of one."""
     program = shutil.which("nvidia-smi", path=context.environ.get("PATH"))
     there = device_files(context)
-    if program is None and not there:
-        raise Skip("no NVIDIA GPU")
     if program is None:
-        return warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+        untold = warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
+        return (), untold if there else None
     try:
-        done, found = ask_all(program)
+        done, gpus = ask_all(program)
     except subprocess.TimeoutExpired:
-        return fail(f"nvidia-smi does not answer within {DRIVER_SECONDS:.0f} s", "restart this machine")
+        return (), fail(f"nvidia-smi does not answer within {DRIVER_SECONDS:.0f} s", "restart this machine")
     if done.returncode != 0:
         words = " ".join((done.stdout + done.stderr).split())[:300]
-        return fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
-    return found or fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
+        return (), fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
+    return gpus, None if gpus else fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
 
 
 def device_files(context: Context) -> list[str]:
@@ -45,7 +44,7 @@ def device_files(context: Context) -> list[str]:
 
 def count(context: Context) -> int:
     """Number of NVIDIA's GPUs that this process may use, by the driver, or its files, and CUDA_VISIBLE_DEVICES."""
-    there = _listed(context) or [NvidiaGpu(name) for name in device_files(context)]
+    there = ask_driver(context)[0] or [NvidiaGpu(name) for name in device_files(context)]
     return len(choose(context.environ.get(VARIABLE), there))
 
 
@@ -74,14 +73,6 @@ def faults(context: Context) -> Iterator[Finding]:
             )
 
 
-def _listed(context: Context) -> tuple[NvidiaGpu, ...]:
-    try:
-        gpus = ask_driver(context)
-    except Skip:
-        return ()
-    return () if isinstance(gpus, Finding) else gpus
-
-
 def too_old(driver: str, cuda: str, seen: str) -> Finding | None:
     """The finding that a driver is too old for a version of CUDA; None if it is not, or where either is not known."""
     major = re.match(r"\d+", cuda)
@@ -93,7 +84,7 @@ def too_old(driver: str, cuda: str, seen: str) -> Finding | None:
 
 def can_be_used(context: Context, name: str, capability: list[int] | None) -> Finding:
     """Whether this TensorFlow can use a GPU that it lists, and what to install instead."""
-    build, listed = context.says("build").values, _listed(context)
+    build, listed = context.says("build").values, ask_driver(context)[0]
     driver, cuda = listed[0].driver if listed else "", str(build.get("cuda_version", "unknown"))
     cudnn, unfit = _cudnn(context, build)
     seen = (
@@ -121,7 +112,7 @@ def can_be_used(context: Context, name: str, capability: list[int] | None) -> Fi
 
 def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
     """Findings on why TensorFlow lists none of the GPUs that are there; none if `quiet` and no GPU is."""
-    there, listed = device_files(context), _listed(context)
+    there, listed = device_files(context), ask_driver(context)[0]
     found = max(len(there), len(listed))
     if not found:
         if not quiet:

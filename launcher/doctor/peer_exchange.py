@@ -4,15 +4,14 @@ Each doctor listens on the port of its own worker and connects to every worker. 
 is answered with one: rank, cluster, versions.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher.doctor import nvidia, packages
@@ -20,6 +19,7 @@ from launcher.doctor.check import Context, Finding, Skip, check, fail, ok
 from launcher.errors import EXIT_RETRY, UsageError
 from launcher.machine import ports
 from launcher.machine.cluster import Cluster
+from launcher.reporting import strict_json
 from launcher.reporting.units import first
 
 _CONNECT_SECONDS = 5.0
@@ -27,6 +27,8 @@ _ANSWER_SECONDS = 5.0
 _RETRY_SECONDS = 0.2
 _LONGEST_LINE = 2**20
 _PROTOCOL = "launcher doctor 3"
+# What comes of talking to whatever else there may be.
+_NO_DOCTOR = (OSError, ValueError, KeyError, TypeError)
 
 _SHOWN = 4
 _GPUS = "GPUs"
@@ -106,72 +108,51 @@ class Exchange:
 
 def exchange(cluster: Cluster, *, facts: Mapping[str, str], wait_seconds: float) -> Exchange:
     """Exchanges versions with all workers of a cluster; one that does not answer is asked again for `wait_seconds`."""
-    return _Exchanging(cluster, facts, wait_seconds).run()
+    return asyncio.run(_exchange(cluster, facts, wait_seconds))
 
 
-class _Exchanging:
-    def __init__(self, cluster: Cluster, facts: Mapping[str, str], wait_seconds: float):
-        self._cluster, self._facts, self._wait_seconds = cluster, facts, wait_seconds
-        self._deadline = time.monotonic() + wait_seconds
-        self._not_heard = set(range(cluster.num_workers)) - {cluster.index}
-        self._all_heard = threading.Event()
+async def _exchange(cluster: Cluster, facts: Mapping[str, str], wait_seconds: float) -> Exchange:
+    content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": dict(facts)}
+    deadline = time.monotonic() + wait_seconds
+    not_heard, all_heard = {*range(cluster.num_workers)} - {cluster.index}, asyncio.Event()
 
-    def run(self) -> Exchange:
-        workers, listen_error = self._cluster.workers, ""
-        port = ports.port_of(workers[self._cluster.index])
-        with contextlib.ExitStack() as stack:
-            try:
-                listener = stack.enter_context(ports.listener(port, backlog=max(128, 2 * len(workers))))
-            except OSError as error:
-                listen_error = f"port {port}: {error.strerror or error}"
-            else:
-                stack.callback(listener.shutdown, socket.SHUT_RDWR)
-                threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-            with ThreadPoolExecutor(max_workers=len(workers)) as pool:
-                peers = tuple(pool.map(self._call, range(len(workers)), workers))
-            if not listen_error and all(peer.state == ANSWERED for peer in peers):
-                # Listens on until the others have called; those that answer do so as soon as they start.
-                self._all_heard.wait(min(_ANSWER_SECONDS, self._wait_seconds))
-        return Exchange(cluster=self._cluster, facts=self._facts, peers=peers, listen_error=listen_error)
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """Tells the other doctor of this worker, and returns what it tells; ValueError where there is none."""
+        try:
+            writer.write(json.dumps(content).encode() + b"\n")
+            line = await asyncio.wait_for(reader.readline(), _ANSWER_SECONDS)
+        finally:
+            writer.close()
+        if not line:
+            raise ValueError("it hangs up")
+        answer = strict_json.parsed(line) or {}
+        if "protocol" not in answer:
+            raise ValueError("it says something else")
+        if answer["protocol"] != _PROTOCOL:
+            raise ValueError(f"it speaks {answer['protocol']!r}")
+        return {"facts": dict(answer["facts"]), "workers": tuple(answer["workers"]), "claims_index": answer["index"]}
 
-    @property
-    def _left(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
+    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(*_NO_DOCTOR, asyncio.TimeoutError):  # a caller may break off or send anything
+            not_heard.discard((await talk(reader, writer))["claims_index"])
+            if not not_heard:
+                all_heard.set()
 
-    def _line(self) -> bytes:
-        cluster, facts = self._cluster, dict(self._facts)
-        content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": facts}
-        return json.dumps(content).encode() + b"\n"
-
-    def _serve(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it is closed
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        # A caller may break off or send anything.
-        with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            connection.settimeout(_ANSWER_SECONDS)
-            caller = json.loads(connection.makefile("rb").readline(_LONGEST_LINE))
-            connection.sendall(self._line())
-            self._not_heard.discard(caller["index"])
-            if not self._not_heard:
-                self._all_heard.set()
-
-    def _call(self, index: int, address: str) -> Peer:
+    async def call(index: int, address: str) -> Peer:
         while True:
-            peer = self._try(index, address)
-            if peer.state == ANSWERED or self._left == 0:
+            peer = await attempt(index, address)
+            left = deadline - time.monotonic()
+            if peer.state == ANSWERED or left <= 0:
                 return peer
-            time.sleep(min(_RETRY_SECONDS, self._left))
+            await asyncio.sleep(min(_RETRY_SECONDS, left))
 
-    def _try(self, index: int, address: str) -> Peer:
-        seconds = min(_CONNECT_SECONDS, max(self._left, _RETRY_SECONDS))
+    async def attempt(index: int, address: str) -> Peer:
+        seconds = min(_CONNECT_SECONDS, max(deadline - time.monotonic(), _RETRY_SECONDS))
         state, detail = UNREACHABLE, ""
         try:
-            connection = ports.call(address, seconds)
-        except TimeoutError:
+            opened = asyncio.open_connection(*ports.parts_of(address), limit=_LONGEST_LINE)
+            reader, writer = await asyncio.wait_for(opened, seconds)
+        except (TimeoutError, asyncio.TimeoutError):
             state, detail = TIMED_OUT, f"no answer within {seconds:.1g} s"
         except UnicodeError as error:  # what Python says of a name such as a..b
             state, detail = NOT_RESOLVED, str(error)
@@ -180,29 +161,27 @@ class _Exchanging:
             detail = error.strerror or str(error)
         else:
             try:
-                with connection:
-                    return Peer(index=index, address=address, state=ANSWERED, **self._ask(connection))
-            except TimeoutError:
+                return Peer(index=index, address=address, state=ANSWERED, **await talk(reader, writer))
+            except asyncio.TimeoutError:
                 state, detail = STRANGER, f"no answer within {_ANSWER_SECONDS:g} s"
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except _NO_DOCTOR as error:
                 state, detail = STRANGER, str(error)
         return Peer(index=index, address=address, state=state, detail=detail)
 
-    def _ask(self, connection: socket.socket) -> dict[str, Any]:
-        connection.settimeout(_ANSWER_SECONDS)
-        connection.sendall(self._line())
-        line = connection.makefile("rb").readline(_LONGEST_LINE)
-        if not line:
-            raise ValueError("it hangs up")
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict) or "protocol" not in answer:
-            raise ValueError("it says something else")
-        if answer["protocol"] != _PROTOCOL:
-            raise ValueError(f"it speaks {answer['protocol']!r}")
-        return {"facts": dict(answer["facts"]), "workers": tuple(answer["workers"]), "claims_index": answer["index"]}
+    server, listen_error, port = None, "", ports.port_of(cluster.workers[cluster.index])
+    try:
+        listener = ports.listener(port, backlog=max(128, 2 * cluster.num_workers))
+        server = await asyncio.start_server(hear, sock=listener, limit=_LONGEST_LINE)
+    except OSError as error:
+        listen_error = f"port {port}: {error.strerror or error}"
+    peers = await asyncio.gather(*map(call, range(cluster.num_workers), cluster.workers))
+    if server is not None:
+        if all(peer.state == ANSWERED for peer in peers):
+            # Listens on until the others have called; those that answer do so as soon as they start.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(all_heard.wait(), min(_ANSWER_SECONDS, wait_seconds))
+        server.close()
+    return Exchange(cluster=cluster, facts=facts, peers=tuple(peers), listen_error=listen_error)
 
 
 @check("TF_CONFIG, Slurm, Kubernetes, Cloud TPU")

@@ -186,11 +186,10 @@ class Agent:
         return Tee(None, "", send)
 
     def _tell_of(self, worker: Worker) -> None:
-        worker.refresh()
         now, report, error = time.monotonic(), worker.report, worker.error
         state = {
             "exit_code": worker.exit_code,
-            "frozen": worker.is_frozen(),
+            "frozen": worker.is_frozen,
             "unkillable": worker.trouble.what if worker.trouble else "",
             "report": report and dataclasses.asdict(report),
             "error": error and dataclasses.asdict(error),

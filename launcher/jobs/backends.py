@@ -14,15 +14,13 @@ from absl import flags
 from launcher import modes
 from launcher.config import plugins
 from launcher.errors import UsageError
-from launcher.jobs import kubernetes, tpu_vm
+from launcher.jobs import kubernetes, ray_nodes, slurm, tpu_vm, transports
 from launcher.jobs.job import Backend, Job
 from launcher.jobs.local import LocalBackend
 from launcher.jobs.output import JobConsole
-from launcher.jobs.ray_nodes import Ray
 from launcher.jobs.remote import RemoteBackend
 from launcher.jobs.remote_hosts import RemoteHosts
-from launcher.jobs.slurm import Srun
-from launcher.jobs.transports import AgentCommand, Exec, Host, Ssh, Transport, parse_hosts
+from launcher.jobs.transports import AgentCommand, Host, Transport, parse_hosts
 from launcher.machine.runtime_kinds import PJRT
 from launcher.modes import flag
 
@@ -121,16 +119,21 @@ class Kind:
 
     Attributes:
       says: what it means, for --help.
-      make: makes the backend of a job; raises UsageError. None where there is nothing to supervise from here.
+      is_supervised: whether the job is supervised from here.
       transport: to the hosts that its workers run on, by the flags; raises UsageError. None where it needs none.
+      variables: what workers there need beside what a person passes on; raises UsageError.
+      python, folder: where the launcher is there; None for the places of the one here.
       why_one: why --workers cannot be given; else empty.
       max_restarts: where --max_restarts is not given.
       flags: the names of those it reads that not every backend does.
     """
 
     says: str
-    make: Callable[[flags.FlagValues, Job, JobConsole], Backend] | None
+    is_supervised: bool = True
     transport: Callable[[flags.FlagValues], Transport] | None = None
+    variables: Callable[[flags.FlagValues, Job], Mapping[str, str]] = lambda options, job: {}
+    python: str = sys.executable
+    folder: str | None = None
     why_one: str = ""
     max_restarts: int = _DEFAULT_RESTARTS
     flags: tuple[str, ...] = ()
@@ -143,6 +146,31 @@ class Kind:
             return options.workers or 1
         slots = sum(host.slots for host in self.transport(options).hosts)
         return slots if self.why_one else options.workers or slots
+
+    def backend(self, options: Any, job: Job, console: JobConsole) -> Backend:
+        """The backend of a job; raises UsageError."""
+        if self.transport is None:
+            return LocalBackend(job, console, os.environ, standby=options.standby)
+        least = job.workers if options.min_workers is None else options.min_workers
+        if not 1 <= least <= job.workers:
+            raise UsageError(f"--min_workers={least}: must be from 1 to --workers={job.workers}")
+        folder = options.remote_dir or self.folder or os.getcwd()
+        if folder != os.getcwd() and not os.path.isabs(job.model_dir):
+            raise UsageError(
+                f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there; give its whole path"
+            )
+        variables = self.variables(options, job)
+        passed_on = _passed_on(options.env, os.environ)
+        needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}
+        agent = AgentCommand(python=options.remote_python or self.python, folder=folder, environ=needed)
+        return RemoteBackend(
+            job=job,
+            console=console,
+            remotes=RemoteHosts(job.identity, console, self.transport(options), agent, {**passed_on, **variables}),
+            hidden={item.partition("=")[0]: _HIDDEN for item in options.env},
+            min_workers=least,
+            connect_timeout_seconds=options.connect_timeout,
+        )
 
 
 def chosen(options: flags.FlagValues) -> Kind:
@@ -162,66 +190,30 @@ def define_flags(values: flags.FlagValues) -> None:
     modes.define(FLAGS, values)
 
 
-def _make_local(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    return LocalBackend(job, console, os.environ, standby=options.standby)
-
-
 def _hosts(options: flags.FlagValues) -> tuple[Host, ...]:
     return parse_hosts(options.hosts, options.hostfile, options.workers)
 
 
-def _tpu_vm(options: flags.FlagValues) -> tpu_vm.TpuVm:
+def _tpu_vm(options: flags.FlagValues) -> Transport:
     hosts = () if options.hosts is None else parse_hosts(options.hosts, None, None)
-    return tpu_vm.TpuVm(options.tpu_node, options.zone, options.project, [host.address for host in hosts])
+    return tpu_vm.gcloud(options.tpu_node, options.zone, options.project, [host.address for host in hosts])
 
 
-def _make_tpu_vm(options: flags.FlagValues, job: Job, console: JobConsole) -> Backend:
-    transport, request = _tpu_vm(options), job.request
+def _of_tpu(options: flags.FlagValues, job: Job) -> Mapping[str, str]:
+    """Variables of a program on a TPU VM, where it is one for the whole slice."""
+    request = job.request
     if options.hosts is not None and not request.runtime.has_devices:
         raise UsageError(
             f"--hosts={options.hosts}: TensorFlow drives all hosts of a TPU by one program on host 0; "
             f"leave it out, or add {PJRT.flag}"
         )
     is_whole_slice = not request.runtime.has_devices and request.tpu != "local"  # which is a node of one host
-    needed = {"TPU_NAME": transport.node, "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
-    return _make_remote(options, job, console, needed, tpu_vm.PYTHON, tpu_vm.CHECKOUT)
-
-
-def _make_remote(
-    options: flags.FlagValues,
-    job: Job,
-    console: JobConsole,
-    needed_there: Mapping[str, str] | None = None,
-    python_there: str = sys.executable,
-    folder_there: str | None = None,
-) -> Backend:
-    """A backend for workers on the hosts of a transport, which get what a person passes on, and `needed_there`."""
-    transport = KINDS[options.backend].transport
-    assert transport is not None
-    least = job.workers if options.min_workers is None else options.min_workers
-    if not 1 <= least <= job.workers:
-        raise UsageError(f"--min_workers={least}: must be from 1 to --workers={job.workers}")
-    folder = options.remote_dir or folder_there or os.getcwd()
-    if folder != os.getcwd() and not os.path.isabs(job.model_dir):
-        raise UsageError(
-            f"--remote_dir={folder}: --model_dir={job.model_dir} would be another folder there; give its whole path"
-        )
-    passed_on = _passed_on(options.env, os.environ)
-    needed = {name: value for name, value in passed_on.items() if name == "PYTHONPATH"}
-    agent = AgentCommand(python=options.remote_python or python_there, folder=folder, environ=needed)
-    return RemoteBackend(
-        job=job,
-        console=console,
-        remotes=RemoteHosts(job.identity, console, transport(options), agent, {**passed_on, **(needed_there or {})}),
-        hidden={item.partition("=")[0]: _HIDDEN for item in options.env},
-        min_workers=least,
-        connect_timeout_seconds=options.connect_timeout,
-    )
+    return {"TPU_NAME": tpu_vm.name_of(options.tpu_node), "TPU_LOAD_LIBRARY": "0"} if is_whole_slice else {}
 
 
 def on_hosts(says: str, transport: Callable[[flags.FlagValues], Transport], *named: str) -> Kind:
     """A backend whose workers run on the hosts of a transport, which may read flags that are `named`."""
-    return Kind(says=says, make=_make_remote, transport=transport, flags=(*named, *_OF_REMOTE))
+    return Kind(says=says, transport=transport, flags=(*named, *_OF_REMOTE))
 
 
 def _shown(item: str) -> str:
@@ -245,41 +237,40 @@ def _passed_on(wanted: list[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 _KINDS = {
-    "local": Kind(
-        says="all on this host",
-        make=_make_local,
-        flags=("private_network", "standby", "sweep", "at_once"),
-    ),
+    "local": Kind(says="all on this host", flags=("private_network", "standby", "sweep", "at_once")),
     "member": Kind(
         says="one on this host, which finds its peers in the environment (TF_CONFIG, a Slurm task, a pod), each with a "
         "supervisor of its own",
-        make=_make_local,
         why_one="a member is one worker, and finds the others in its environment",
         max_restarts=0,  # its scheduler restarts all of them
     ),
     "ssh": on_hosts(
-        "on --hosts", lambda options: Ssh(_hosts(options), options.ssh_command), "hosts", "hostfile", "ssh_command"
+        "on --hosts",
+        lambda options: transports.ssh(_hosts(options), options.ssh_command),
+        *("hosts", "hostfile", "ssh_command"),
     ),
     "exec": on_hosts(
         "on --hosts, by --command",
-        lambda options: Exec(_hosts(options), options.command or ""),
+        lambda options: transports.by_command(_hosts(options), options.command or ""),
         *("hosts", "hostfile", "command"),
     ),
     "slurm": on_hosts(
         "on the nodes of the Slurm job that this runs in",
-        lambda options: Srun(os.environ, options.workers, options.srun_options or ""),
+        lambda options: slurm.srun(os.environ, options.workers, options.srun_options or ""),
         "srun_options",
     ),
     "ray": on_hosts(
         "on nodes of a Ray cluster, one each",
-        lambda options: Ray(options.workers or 1, options.ray_resources),
+        lambda options: ray_nodes.transport(options.workers or 1, options.ray_resources),
         "ray_resources",
     ),
-    "kubernetes": Kind(says="in pods", make=None, flags=tuple(modes.fields_of(kubernetes.PodFlags))),
+    "kubernetes": Kind(says="in pods", is_supervised=False, flags=tuple(modes.fields_of(kubernetes.PodFlags))),
     "tpu_vm": Kind(
         says=f"on host 0 of --tpu_node, or with {PJRT.flag} on its --hosts",
-        make=_make_tpu_vm,
         transport=_tpu_vm,
+        variables=_of_tpu,
+        python=tpu_vm.PYTHON,
+        folder=tpu_vm.CHECKOUT,
         why_one="a host of a TPU has one, and which hosts is for --hosts to say",
         flags=(*modes.fields_of(tpu_vm.NodeFlags), "hosts", *_OF_REMOTE),
     ),

@@ -1,6 +1,7 @@
 """The report of an attempt's first error: which worker failed first, why, and that the others are victims."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,14 @@ _TRACEBACK_LINES = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstError:
-    """The failure that ended an attempt: its cause, the log of that worker and its end, and how all workers stood."""
+    """The failure that ended an attempt: its cause, the log and what that worker printed last, and how all stood."""
 
     attempt: int
     cause: Outcome
     outcomes: Sequence[Outcome]
     log: Path
-    last_lines: Sequence[str]
-    time: float
+    printed: Sequence[str] = ()
+    time: float = dataclasses.field(default_factory=time.time)
 
     @property
     def headline(self) -> str:
@@ -49,7 +50,7 @@ class FirstError:
             "what": what_happened(self.cause),
             "exit_code": self.cause.code,
             "error": dataclasses.asdict(error) if error else None,
-            "last_lines": list(self.last_lines),
+            "last_lines": self.last_lines,
             "log": str(self.log),
             "victims": [{"worker": rank, "what": what} for rank, what in self._victims.items()],
             "job_exit_code": exit_code,
@@ -75,6 +76,11 @@ class FirstError:
         return "\n".join(lines)
 
     @property
+    def last_lines(self) -> list[str]:
+        """The end of the log, without the empty lines after it."""
+        return "\n".join(self.printed).rstrip().splitlines()[-_LAST_LINES:]
+
+    @property
     def _victims(self) -> dict[int, str]:
         return {
             outcome.rank: _beside(outcome, self.cause) for outcome in self.outcomes if outcome.rank != self.cause.rank
@@ -92,11 +98,6 @@ def what_happened(outcome: Outcome) -> str:
     name = signal_name(-outcome.code)
     hint = " (the kernel's, when memory ran out? see dmesg)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-def last_lines(lines: Sequence[str]) -> list[str]:
-    """The end of a log, without the empty lines after it."""
-    return "\n".join(lines).rstrip().splitlines()[-_LAST_LINES:]
 
 
 def _beside(outcome: Outcome, cause: Outcome) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -135,12 +136,15 @@ class NotReady(PeerError):
         self.is_outage = is_outage
 
 
-class Worker(Protocol):
-    """A started worker, wherever it runs.
+@dataclasses.dataclass(eq=False)
+class Worker:
+    """A started worker, wherever it runs, as its backend has seen it last.
 
     Attributes:
       tee: what it has printed so far.
+      send: sends a signal to the worker, not to the processes it started; does nothing once it has ended.
       exit_code: as `subprocess` has it, negative for a signal; None while it runs.
+      is_frozen: whether somebody stopped the process, as SIGSTOP does.
       last_alive: the latest time, on this host's monotonic clock, at which it was seen running.
       report: where it is, as it last said.
       error: why it is ending, if it said so.
@@ -150,20 +154,13 @@ class Worker(Protocol):
 
     command: Command
     tee: Tee
-    exit_code: int | None
-    last_alive: float
-    report: Report | None
-    error: ErrorRecord | None
-    trouble: Trouble | None
-
-    def refresh(self) -> None:
-        """Brings the attributes up to date; ends what an ended worker has left running."""
-
-    def is_frozen(self) -> bool:
-        """Whether somebody stopped the process, as SIGSTOP does."""
-
-    def send(self, number: int) -> None:
-        """Sends a signal to the worker, not to the processes it started."""
+    send: Callable[[int], None]
+    exit_code: int | None = None
+    is_frozen: bool = False
+    last_alive: float = dataclasses.field(default_factory=time.monotonic)
+    report: Report | None = None
+    error: ErrorRecord | None = None
+    trouble: Trouble | None = None
 
 
 def outcomes(workers: Iterable[Worker]) -> list[Outcome]:
@@ -199,7 +196,10 @@ class Backend(Protocol):
         """
 
     def pump(self, timeout_seconds: float) -> None:
-        """Passes on what workers print; returns after `timeout_seconds` at the latest."""
+        """Passes on what workers print, and sees how they are; returns after `timeout_seconds` or a little later.
+
+        What an ended worker has left running is ended.
+        """
 
     def can_grow(self) -> bool:
         """Whether more workers could run than do, of those that the job has."""

@@ -72,6 +72,7 @@ _RANDOM_SUFFIX_LENGTH = len("-abcde")  # which Kubernetes adds to a pod's name
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./]*[A-Za-z0-9])?")
 _DRY_RUN = "--dry_run"
+_FIRST_POD = "batch.kubernetes.io/job-completion-index=0"
 # What people call it, what makes pods of it, and what is to be deleted.
 _FORMS = {
     "jobset": ("JobSet", "the JobSet controller", "jobset,networkpolicy"),
@@ -81,28 +82,16 @@ _TPU = "google.com/tpu"
 _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pods:
-    """The pods of a job's workers, as the flags say; `namespace` is "" for the one that kubectl is set to."""
-
-    kind: str  # "jobset" or "trainjob"
-    image: str
-    name: str
-    namespace: str
-    volume_claim: str
-    resources: Mapping[str, str]
-    overlay: Mapping[str, Any]
-
-
-def pods(options: flags.FlagValues, job: Job) -> Pods:
-    """Reads and checks the flags."""
+def _values(options: flags.FlagValues, job: Job) -> dict[str, Any]:
+    """What stands in jobset.yaml for the names there, by the flags, which are checked."""
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
     if job.on_event:
         raise UsageError("--on_event: no one supervisor sees a job of pods, each has its own; leave it out")
     if not options.volume_claim:
         raise UsageError("--volume_claim is missing: name a ReadWriteMany claim, for the parent folder of --model_dir")
-    if not PurePosixPath(job.model_dir).is_absolute():
+    folder = PurePosixPath(job.model_dir)
+    if not folder.is_absolute():
         raise UsageError(f"--model_dir={job.model_dir}: give a path in the pods; of /runs/resnet, /runs is mounted")
     recipe = os.path.splitext(os.path.basename(job.request.gin_file[-1]))[0]
     name = options.job_name or re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
@@ -118,15 +107,37 @@ def pods(options: flags.FlagValues, job: Job) -> Pods:
             f"--workers={job.workers} with {_TPU}: TensorFlow drives a slice of several hosts from one program and TPU "
             f"workers that GKE does not start. Add {PJRT.flag}, or use --workers=1 and a slice of one host"
         )
-    return Pods(
-        kind=options.manifest,
-        image=options.image,
-        name=name,
-        namespace=options.namespace or "",
-        volume_claim=options.volume_claim,
-        resources=resources,
-        overlay=_read_overlay(options.overlay) if options.overlay else {},
-    )
+    volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": options.volume_claim}}]
+    mounts = [{"name": "runs", "mountPath": str(folder if folder.parent == PurePosixPath("/") else folder.parent)}]
+    if "nvidia.com/gpu" in resources:
+        # NCCL needs more shared memory than the 64 MB that a container has.
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
+    member.append(f"--start_timeout={job.start_timeout_seconds:g}")
+    if job.stall_timeout_seconds is not None:
+        member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
+    is_trainjob = options.manifest == "trainjob"
+    return {
+        "name": name,
+        "namespace": options.namespace,
+        "max_restarts": job.max_restarts,
+        "workers": job.workers,
+        "workers_as_text": str(job.workers),
+        "hopeless": [EXIT_USAGE, EXIT_FAILED],
+        "preempted": [EXIT_PREEMPTED],
+        "grace_seconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
+        "job_labels": _TRAINER_LABELS if is_trainjob else None,
+        "container": _TRAINER_CONTAINER if is_trainjob else _REPLICATED_JOB,
+        "image": options.image,
+        "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
+        "port": DEFAULT_PORT,
+        "mounts": mounts,
+        "requests": resources,
+        # A limit on processor time would only slow down; the others cannot be shared.
+        "limits": {name: quantity for name, quantity in resources.items() if name != "cpu"},
+        "volumes": volumes,
+    }
 
 
 def _read_overlay(path: str) -> Mapping[str, Any]:
@@ -158,51 +169,20 @@ def _laid_over(ours: Any, theirs: Any) -> Any:
     return theirs
 
 
-def _manifests(job: Job, where: Pods, yaml: Any) -> list[dict[str, Any]]:
+def _manifests(kind: str, values: Mapping[str, Any], overlay: Mapping[str, Any], yaml: Any) -> list[dict[str, Any]]:
     """The network policy and the JobSet, of jobset.yaml; or with this JobSet a TrainingRuntime, and its TrainJob."""
-    folder = PurePosixPath(job.model_dir)
-    volumes: list[dict[str, Any]] = [{"name": "runs", "persistentVolumeClaim": {"claimName": where.volume_claim}}]
-    mounts = [{"name": "runs", "mountPath": str(folder if folder.parent == PurePosixPath("/") else folder.parent)}]
-    if "nvidia.com/gpu" in where.resources:
-        # NCCL needs more shared memory than the 64 MB that a container has.
-        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
-    member = ["--backend=member", f"--grace_period={job.grace_period_seconds:g}"]
-    member.append(f"--start_timeout={job.start_timeout_seconds:g}")
-    if job.stall_timeout_seconds is not None:
-        member.append(f"--stall_timeout={job.stall_timeout_seconds:g}")
-    values = {
-        "name": where.name,
-        "namespace": where.namespace or None,
-        "max_restarts": job.max_restarts,
-        "workers": job.workers,
-        "workers_as_text": str(job.workers),
-        "hopeless": [EXIT_USAGE, EXIT_FAILED],
-        "preempted": [EXIT_PREEMPTED],
-        "grace_seconds": int(job.grace_period_seconds) + _GRACE_MARGIN_SECONDS,
-        "job_labels": _TRAINER_LABELS if where.kind == "trainjob" else None,
-        "container": _TRAINER_CONTAINER if where.kind == "trainjob" else _REPLICATED_JOB,
-        "image": where.image,
-        "command": ["python", "-m", "launcher.launch", *member, *job.arguments],
-        "port": DEFAULT_PORT,
-        "mounts": mounts,
-        "requests": dict(where.resources),
-        # A limit on processor time would only slow down; the others cannot be shared.
-        "limits": {name: quantity for name, quantity in where.resources.items() if name != "cpu"},
-        "volumes": volumes,
-    }
     policy, jobset = (_filled_in(document, values) for document in yaml.safe_load_all(_TEMPLATE.read_text("utf-8")))
-    of_pods = {"template": {"spec": {"template": where.overlay.get("pod", {})}}}
-    pods_laid_over = {"spec": {"replicatedJobs": [{"name": _REPLICATED_JOB, **of_pods}]}}
-    of_jobset = {key: value for key, value in where.overlay.items() if key != "pod"}
-    jobset = _laid_over(_laid_over(jobset, pods_laid_over), of_jobset)
-    if where.kind == "jobset":
+    of_pods = {"template": {"spec": {"template": overlay.get("pod", {})}}}
+    of_jobset = {key: value for key, value in overlay.items() if key != "pod"}
+    jobset = _laid_over(jobset, {"spec": {"replicatedJobs": [{"name": _REPLICATED_JOB, **of_pods}]}})
+    jobset = _laid_over(jobset, of_jobset)
+    if kind == "jobset":
         return [policy, jobset]
     runtime, trainjob = ({"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": kind} for kind in _TRAINER_KINDS)
     # Of this template a JobSet has its labels and annotations, not of the TrainJob.
-    template = {"metadata": copy.deepcopy(where.overlay.get("metadata", {})), "spec": jobset["spec"]}
-    spec = {"mlPolicy": {"numNodes": job.workers}, "template": template}
-    of = {"runtimeRef": {"kind": runtime["kind"], "name": where.name}}
+    template = {"metadata": copy.deepcopy(overlay.get("metadata", {})), "spec": jobset["spec"]}
+    spec = {"mlPolicy": {"numNodes": values["workers"]}, "template": template}
+    of = {"runtimeRef": {"kind": runtime["kind"], "name": values["name"]}}
     return [
         policy,
         {**runtime, "metadata": dict(policy["metadata"]), "spec": spec},
@@ -220,42 +200,41 @@ def _filled_in(part: Any, values: Mapping[str, Any]) -> Any:
     return values[part[1:]] if isinstance(part, str) and part.startswith("$") else part
 
 
-def render(job: Job, where: Pods, arguments: Sequence[str]) -> str:
-    """The manifests as a file that a person can read and keep; `arguments` are the command line that asked for it."""
-    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
-    words = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
-    command = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *words])
-    selector = f"jobset.sigs.k8s.io/jobset-name={where.name},batch.kubernetes.io/job-completion-index=0"
-    namespace = f" --namespace={where.namespace}" if where.namespace else ""
-    what, controller, kinds = _FORMS[where.kind]
-    header = f"""\
-A {what}: {job.workers} pod(s) that train one model together. Rendered by
-
-{textwrap.indent(command, "    ")}
-
-To start, watch and end it, where this file is FILE:
-
-    kubectl{namespace} apply -f FILE
-    kubectl{namespace} logs --follow --selector={selector}
-    kubectl{namespace} delete {kinds} {where.name}
-
-The cluster needs {controller}, and the claim {where.volume_claim} a volume that all pods can write to. Only
-pods of this job may connect to its pods: TensorFlow's server asks nobody who they are. That needs a network plugin
-that enforces a NetworkPolicy; on others, let only people you trust into the cluster.
-"""
-    comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    return comment + str(yaml.safe_dump_all(_manifests(job, where, yaml), sort_keys=False, width=120))
-
-
 def run(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
     """Hands the job to the cluster that kubectl is set to, where that takes all of it; it is supervised there.
+
+    With --dry_run prints the manifests as a file that a person can read and keep; `arguments` are the command line that
+    asked for it.
 
     Raises:
       UsageError: one of this name is there.
       LauncherError: the cluster refuses.
     """
-    where = pods(options, job)
-    content = render(job, where, arguments)
+    values = _values(options, job)
+    overlay = _read_overlay(options.overlay) if options.overlay else {}
+    yaml: Any = installation.required("yaml", by="--backend=kubernetes", extra="kubernetes", package="PyYAML")
+    manifests = _manifests(options.manifest, values, overlay, yaml)
+    name, (what, controller, kinds) = values["name"], _FORMS[options.manifest]
+    quoted = [shlex.quote(word) for word in arguments if word != _DRY_RUN]
+    typed = " \\\n    ".join([f"python -m launcher.launch {_DRY_RUN}", *quoted])
+    namespace = f" --namespace={options.namespace}" if options.namespace else ""
+    header = f"""\
+A {what}: {job.workers} pod(s) that train one model together. Rendered by
+
+{textwrap.indent(typed, "    ")}
+
+To start, watch and end it, where this file is FILE:
+
+    kubectl{namespace} apply -f FILE
+    kubectl{namespace} logs --follow --selector=jobset.sigs.k8s.io/jobset-name={name},{_FIRST_POD}
+    kubectl{namespace} delete {kinds} {name}
+
+The cluster needs {controller}, and the claim {options.volume_claim} a volume that all pods can write to. Only
+pods of this job may connect to its pods: TensorFlow's server asks nobody who they are. That needs a network plugin
+that enforces a NetworkPolicy; on others, let only people you trust into the cluster.
+"""
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
+    content = comment + yaml.safe_dump_all(manifests, sort_keys=False, width=120)
     if options.dry_run:
         sys.stdout.write(content)
         return EXIT_DONE
@@ -263,15 +242,14 @@ def run(options: flags.FlagValues, job: Job, arguments: Sequence[str]) -> int:
     if kubectl is None:
         raise UsageError("--backend=kubernetes: there is no kubectl on PATH; install it, or apply --dry_run's output")
     # Trainer takes no TrainJob before its TrainingRuntime is there, which has the same name.
-    asked = content.rpartition("\n---\n")[0] if where.kind == "trainjob" else content
+    asked = content if options.manifest == "jobset" else content.rpartition("\n---\n")[0]
     for words, given in ((["create", "--dry-run=server"], asked), (["create"], content)):
         command = [kubectl, *words, "--filename=-"]
         done = subprocess.run(command, input=given, text=True, check=False, capture_output=True)
         sys.stderr.write(done.stderr)
         if "AlreadyExists" in done.stderr:
-            kinds = _FORMS[where.kind][-1]
-            advice = f"choose another --job_name, or delete it first: kubectl delete {kinds} {where.name}"
-            raise UsageError(f"--job_name={where.name}: one of this name is there; {advice}")
+            advice = f"choose another --job_name, or delete it first: kubectl delete {kinds} {name}"
+            raise UsageError(f"--job_name={name}: one of this name is there; {advice}")
         if done.returncode:
             raise LauncherError(f"kubectl create ended with exit code {done.returncode}; what it said stands above")
     sys.stdout.write(done.stdout)

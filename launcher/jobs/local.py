@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from launcher.errors import UsageError, failures
@@ -21,7 +22,6 @@ from launcher.machine import child_process, nvidia
 from launcher.machine.cluster import tf_config, without_peers
 from launcher.machine.ports import free_ports
 from launcher.worker import progress
-from launcher.worker.progress import ErrorRecord, Report
 
 _CHUNK_BYTES = 65536
 _TURN_SECONDS = 0.005
@@ -58,10 +58,8 @@ class LocalBackend:
         self._while_waiting = while_waiting
         self._standby = standby
         self._spares: list[Spare] = []
-        self._has_told_of_spares = False
         self._gpus = divide_gpus(nvidia.names(environ), job.workers, "workers")
-        self._selector = selectors.DefaultSelector()
-        self._workers: list[LocalWorker] = []
+        self._processes: list[WorkerProcess] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
     def gpus_of(self, rank: int) -> dict[str, str]:
@@ -85,22 +83,27 @@ class LocalBackend:
         return tuple(self._command(attempt, rank, place) for rank, place in enumerate(places))
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
-        with self._using_scratch():
+        try:
             self._job.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for command in commands:
+                progress.make_files(command.progress_file, command.error_file)
+        except OSError as error:
+            raise NotReady(
+                f"the temporary folder {self._job.scratch.parent} cannot take what the workers report: "
+                f"{error.strerror or error}; make room there, or set TMPDIR to another folder, then run the same "
+                "command again",
+                0,
+                is_outage=True,
+            ) from error
         rank, became = 0, []
         try:
             self._start_guard()
-            with self._using_scratch():
-                for command in commands:
-                    progress.make_files(command.progress_file, command.error_file)
             for command in commands:
                 rank = command.rank
                 environ = self._all_variables(command)
                 spare = self._spare_process(command, environ)
                 became += [rank] if spare else []
-                worker = LocalWorker(command, self._make_tee(command), environ, spare)
-                self._workers.append(worker)
-                self._selector.register(worker.output, selectors.EVENT_READ, worker)
+                self._processes.append(WorkerProcess(command, self._make_tee(command), environ, spare))
                 self._tell_guard()
             self._drop_spares()
             if became:
@@ -110,21 +113,20 @@ class LocalBackend:
             program = error.filename or sys.executable
             what = f"{program} cannot be run: {error.strerror or error}; mend that and run the same command again"
             raise NotReady(what, rank, may_pass=failures.is_machine_failure(error), is_outage=True) from None
-        except BaseException:
-            self.clear()
-            raise
-        return list(self._workers)
+        return [process.worker for process in self._processes]
 
     def pump(self, timeout_seconds: float) -> None:
         self._replace_guard()
         if self._standby:
             self._keep_spares()
-        if self._console.is_behind or not self._selector.get_map():
+        printing = [process for process in self._processes if not process.has_said_all]
+        if self._console.is_behind or not printing:
             time.sleep(timeout_seconds)
-            return
-        for key, _ in self._selector.select(timeout_seconds):
-            if not key.data.read():
-                self._selector.unregister(key.fileobj)
+        else:
+            for process in select.select(printing, [], [], timeout_seconds)[0]:
+                process.read()
+        for process in self._processes:
+            process.refresh()
 
     def can_grow(self) -> bool:
         return False
@@ -133,24 +135,20 @@ class LocalBackend:
         return "this host"
 
     def clear(self, cause: Outcome | None = None) -> None:
-        """Kills what still runs, also processes that left their worker's session; spares that are ready stay."""
-        for worker in self._workers:
-            worker.kill()
-        self._drop_spares(but_ready=True)
+        """Kills what still runs, also processes that left their worker's session; spares stay."""
+        for process in self._processes:
+            process.kill()
         guard.kill_marked(self._job.identity, but=[spare.process.pid for spare in self._spares])
         self._wait_for_death()
-        for worker in self._workers:
-            if worker.output.fileno() in self._selector.get_map():
-                self._selector.unregister(worker.output)
-            worker.close()
-        self._workers = []
+        for process in self._processes:
+            process.close()
+        self._processes = []
         self._tell_guard()
 
     def close(self) -> None:
-        """Kills what still runs and lets the guard remove the scratch folder."""
+        """Kills what still runs, ends the guard and removes the scratch folder."""
         self._drop_spares()
         self.clear()
-        self._selector.close()
         if self._guard is not None:
             assert self._guard.stdin is not None
             with contextlib.suppress(OSError):
@@ -158,6 +156,7 @@ class LocalBackend:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._guard.wait(_GUARD_SECONDS)
             self._guard = None
+        shutil.rmtree(self._job.scratch, ignore_errors=True)
 
     def _command(self, attempt: int, rank: int, place: Mapping[str, str]) -> Command:
         environ = {**place, "PYTHONUNBUFFERED": "1", guard.JOB: self._job.identity}
@@ -171,18 +170,14 @@ class LocalBackend:
 
     def _keep_spares(self) -> None:
         """Once all workers train, starts one process for each, which can take its place in the next attempt."""
-        if self._spares:
-            if not self._has_told_of_spares and all(spare.is_ready() for spare in self._spares):
-                self._has_told_of_spares = True
-                self._console.note(f"--standby: {len(self._spares)} spare process(es) are ready")
+        workers = [process.worker for process in self._processes]
+        if self._spares or not workers or not all(map(_trains, workers)):
             return
-        if not self._workers or not all(map(_trains, self._workers)):
-            return
-        self._has_told_of_spares = False
         try:
-            for worker in self._workers:
+            for worker in workers:
                 self._spares.append(Spare(worker.command.argv, self._all_variables(worker.command)))
                 self._tell_guard()
+            self._console.note(f"--standby: {len(self._spares)} spare process(es) stand by")
         except OSError as error:
             self._standby = False
             self._drop_spares()
@@ -190,44 +185,27 @@ class LocalBackend:
 
     def _spare_process(self, command: Command, environ: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
         """A spare that is this worker from now on; None where there is none that can be."""
-        for spare in self._spares:
-            if spare.fits(command.argv, environ) and spare.is_ready():
-                self._spares.remove(spare)
-                with contextlib.suppress(OSError):
-                    return spare.become(environ)
-                break
+        for spare in [spare for spare in self._spares if spare.fits(command.argv, environ)]:
+            self._spares.remove(spare)
+            with contextlib.suppress(OSError):
+                return spare.become(environ)
         return None
 
-    def _drop_spares(self, *, but_ready: bool = False) -> None:
-        kept = [spare for spare in self._spares if but_ready and spare.is_ready()]
+    def _drop_spares(self) -> None:
         for spare in self._spares:
-            if spare not in kept:
-                spare.close()
-        self._spares = kept
+            spare.close()
+        self._spares = []
 
     def _wait_for_death(self) -> None:
         deadline = time.monotonic() + _DEATH_SECONDS
-        while alive := [worker for worker in self._workers if not worker.is_gone()]:
+        while alive := [process for process in self._processes if process.refresh() is None]:
             if time.monotonic() > deadline:
-                for worker in alive:
-                    what = f"cannot be killed: {worker.describe_state()}, for {_DEATH_SECONDS:g} s"
-                    worker.trouble = Trouble(state=WorkerState.UNKILLABLE, what=what)
+                for process in alive:
+                    what = f"cannot be killed: {process.describe_state()}, for {_DEATH_SECONDS:g} s"
+                    process.worker.trouble = Trouble(state=WorkerState.UNKILLABLE, what=what)
                 return
             self._while_waiting()
             time.sleep(_TURN_SECONDS)
-
-    @contextlib.contextmanager
-    def _using_scratch(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise NotReady(
-                f"the temporary folder {self._job.scratch.parent} cannot take what the workers report: "
-                f"{error.strerror or error}; make room there, or set TMPDIR to another folder, then run the same "
-                "command again",
-                0,
-                is_outage=True,
-            ) from error
 
     def _start_guard(self) -> None:
         if self._guard is not None and self._guard.poll() is None:
@@ -241,7 +219,7 @@ class LocalBackend:
 
     def _replace_guard(self) -> None:
         """Starts the guard again, if somebody has killed it."""
-        if not self._workers or self._guard is None or self._guard.poll() is None:
+        if not self._processes or self._guard is None or self._guard.poll() is None:
             return
         try:
             self._start_guard()
@@ -255,32 +233,28 @@ class LocalBackend:
     def _tell_guard(self) -> None:
         if self._guard is None or self._guard.stdin is None or self._guard.poll() is not None:
             return
-        groups = [str(worker.process.pid) for worker in self._workers if worker.exit_code is None]
+        groups = [str(process.pid) for process in self._processes if process.worker.exit_code is None]
         groups += [str(spare.process.pid) for spare in self._spares]
         with contextlib.suppress(OSError):
             self._guard.stdin.write(" ".join(groups).encode() + b"\n")
             self._guard.stdin.flush()
 
 
-class LocalWorker:
-    """A worker process of this host; see `launcher.jobs.job.Worker`.
+class WorkerProcess:
+    """The process of a worker on this host.
 
     Args:
       environ: all its variables.
       process: one that has become this worker already; None to start one.
+
+    Attributes:
+      has_said_all: whether the last byte there will be was passed on.
     """
 
     def __init__(
         self, command: Command, tee: Tee, environ: Mapping[str, str], process: subprocess.Popen[bytes] | None = None
     ):
-        self.command = command
-        self.tee = tee
-        self.exit_code: int | None = None
-        self.trouble: Trouble | None = None
-        self.report: Report | None = None
-        self.error: ErrorRecord | None = None
-        self.last_alive = time.monotonic()
-        self.process = process or child_process.start(
+        self._process = process or child_process.start(
             command.argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -288,77 +262,77 @@ class LocalWorker:
             env=dict(environ),
             preexec_fn=child_process.die_with_parent(command.processors),
         )
-        assert self.process.stdout is not None
-        self.output = self.process.stdout
-        os.set_blocking(self.output.fileno(), False)
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self.worker = Worker(command, tee, self._send)
+        self.has_said_all = False
+        self._output = self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
 
-    def read(self) -> bool:
-        """Passes on what it has printed, up to a limit; False after the last byte there will be."""
-        try:
-            content = os.read(self.output.fileno(), _CHUNK_BYTES)
-        except BlockingIOError:
-            return True
-        if content:
-            self.tee.feed(content)
-        return bool(content)
+    def fileno(self) -> int:
+        """The descriptor of what it prints."""
+        return self._output.fileno()
 
-    def refresh(self) -> None:
-        """Reads its reports and whether it has ended."""
-        if self.exit_code is not None:
-            return
-        before = time.monotonic()
+    def read(self) -> None:
+        """Passes on what it has printed, up to a limit."""
+        with contextlib.suppress(BlockingIOError):
+            content = os.read(self.fileno(), _CHUNK_BYTES)
+            if content:
+                self.worker.tee.feed(content)
+            self.has_said_all = not content
+
+    def refresh(self) -> int | None:
+        """Reads its reports and whether it has ended; returns the exit code."""
+        worker, now = self.worker, time.monotonic()
+        if worker.exit_code is not None:
+            return worker.exit_code
         if self._has_ended():
             self.kill()
-            self.exit_code = self.process.wait()
+            worker.exit_code = self._process.wait()
         else:
-            self.last_alive = before
-        self.report = progress.read_report(self.command.progress_file) or self.report
-        self.error = progress.read_error(self.command.error_file) or self.error
-
-    def is_frozen(self) -> bool:
-        """Whether it is stopped; known on Linux only."""
-        return self.exit_code is None and self._state() == "T"
-
-    def is_gone(self) -> bool:
-        self.refresh()
-        return self.exit_code is not None
+            worker.last_alive = now
+        worker.is_frozen = worker.exit_code is None and self._state() == "T"
+        worker.report = progress.read_report(worker.command.progress_file) or worker.report
+        worker.error = progress.read_error(worker.command.error_file) or worker.error
+        return worker.exit_code
 
     def describe_state(self) -> str:
         """The state in which the kernel has it, as far as it says so."""
         waits = ", as for a disk or a device that does not answer" if self._state() == "D" else ""
-        return f"process {self.process.pid} is in state {self._state() or 'unknown'}{waits}"
-
-    def send(self, number: int) -> None:
-        """Sends a signal to the process alone: what it started may be needed until it has ended."""
-        if self.exit_code is None:
-            os.kill(self.process.pid, number)  # not Popen.send_signal, which may reap it; see kill()
+        return f"process {self.pid} is in state {self._state() or 'unknown'}{waits}"
 
     def kill(self) -> None:
-        if self.exit_code is None:
+        if self.worker.exit_code is None:
             # Not reaped yet, so the number cannot have gone to another group.
-            child_process.kill_group(self.process.pid)
+            child_process.kill_group(self.pid)
 
     def close(self) -> None:
         """Passes on what is left in the pipe; whoever still holds its other end is not waited for."""
         with contextlib.suppress(OSError):
-            while content := os.read(self.output.fileno(), _CHUNK_BYTES):
-                self.tee.feed(content)
-        self.output.close()
-        self.tee.close()
+            while content := os.read(self.fileno(), _CHUNK_BYTES):
+                self.worker.tee.feed(content)
+        self._output.close()
+        self.worker.tee.close()
+
+    def _send(self, number: int) -> None:
+        # To the process alone: what it started may be needed until it has ended.
+        if self.worker.exit_code is None:
+            os.kill(self.pid, number)  # not Popen.send_signal, which may reap it; see kill()
 
     def _state(self) -> str:
+        """Its state in the kernel's letter; known on Linux only."""
         try:
-            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             return ""
 
     def _has_ended(self) -> bool:
         if not hasattr(os, "waitid"):
-            return self.process.poll() is not None
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _trains(worker: LocalWorker) -> bool:
+def _trains(worker: Worker) -> bool:
     report = worker.report
     if report is None or report.step is None or report.first_step is None:
         return False

@@ -1,8 +1,8 @@
 """The protocol between the head of a job and its agents on other hosts: one JSON object a line, over any pipe.
 
 Head to agent, by "do": hello, start, signal, clear, ping, close. Agent to head, by "is": hello, refused, output, state,
-not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.connection` say what is in
-them. Times travel as ages in seconds, because the clocks of two hosts differ.
+not_started, cleared, alive. `launcher.jobs.agent` and `launcher.jobs.remote_host` say what is in them. Times travel as
+ages in seconds, because the clocks of two hosts differ.
 """
 
 import json

@@ -18,31 +18,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import EXIT_DONE, EXIT_RETRY, EXIT_USAGE, LauncherError, PeerError, UsageError
-from launcher.jobs.transports import PLACE, Host, Refusal
+from launcher.jobs.transports import PLACE, Host, Refusal, Transport
 from launcher.machine import installation
 
 _SAYS = "ray: "
 _KEPT_SECONDS, _PLACING_SECONDS, _TURN_SECONDS, _CHUNK_BYTES = 10, 5, 0.1, 65536
 
 
-class Ray:
-    """Runs commands on so many nodes of the Ray cluster that this host is of."""
+def transport(workers: int, resources: str) -> Transport:
+    """The transport to so many nodes of the Ray cluster that this host is of."""
+    if not re.fullmatch(r"([\w./:-]+=[1-9]\d*(,(?!$)|$))+", resources):
+        raise UsageError(f"--ray_resources={resources}: write NAME=NUMBER, as in CPU=8,GPU=4")
+    hosts = tuple(Host(name=f"ray node {rank}", address=f"<ray node {rank}>") for rank in range(workers))
+    words = (f"launcher-{uuid.uuid4().hex[:12]}", str(workers), resources)
+    return Transport(hosts, (sys.executable, "-m", "launcher.jobs.ray_nodes", *words, "{index}", "{command}"), _explain)
 
-    def __init__(self, workers: int, resources: str):
-        if not re.fullmatch(r"([\w./:-]+=[1-9]\d*(,(?!$)|$))+", resources):
-            raise UsageError(f"--ray_resources={resources}: write NAME=NUMBER, as in CPU=8,GPU=4")
-        self.hosts = tuple(Host(name=f"ray node {rank}", address=f"<ray node {rank}>") for rank in range(workers))
-        self.missing = ""  # the driver says
-        self._words = (f"launcher-{uuid.uuid4().hex[:12]}", str(workers), resources)
 
-    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        driver = (sys.executable, "-m", "launcher.jobs.ray_nodes", *self._words, str(self.hosts.index(host)))
-        return (*driver, *command)
-
-    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """The driver's own words; whatever else there is, is the command's."""
-        said = [line.removeprefix(_SAYS) for line in lines if line.startswith(_SAYS)]
-        return Refusal(message=said[-1], is_mistake=exit_code == EXIT_USAGE) if said else None
+def _explain(host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+    """The driver's own words; whatever else there is, is the command's."""
+    said = [line.removeprefix(_SAYS) for line in lines if line.startswith(_SAYS)]
+    return Refusal(message=said[-1], is_mistake=exit_code == EXIT_USAGE) if said else None
 
 
 class _Keeper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,11 @@ from typing import Any
 
 from launcher.errors import UsageError
 from launcher.jobs import protocol
-from launcher.jobs.connection import Connection
 from launcher.jobs.job import Command, Job, NotReady, Worker, outcomes
-from launcher.jobs.output import JobConsole, Tee
+from launcher.jobs.output import JobConsole
 from launcher.jobs.policy import Outcome, Trouble, WorkerState, find_cause
-from launcher.jobs.remote_hosts import RemoteHost, RemoteHosts
+from launcher.jobs.remote_host import RemoteHost
+from launcher.jobs.remote_hosts import RemoteHosts
 from launcher.machine.cluster import FULL_WORKERS, tf_config
 from launcher.worker.progress import ErrorRecord, Report
 
@@ -45,17 +46,14 @@ class RemoteBackend:
     min_workers: int
     connect_timeout_seconds: float
     _seats: list[_Seat] = dataclasses.field(init=False, default_factory=list)
-    _workers: dict[int, RemoteWorker] = dataclasses.field(init=False, default_factory=dict)
-    _cleared: set[Connection] = dataclasses.field(init=False, default_factory=set)
-    _is_first: bool = dataclasses.field(init=False, default=True)
+    _workers: dict[int, Worker] = dataclasses.field(init=False, default_factory=dict)
+    _cleared: set[RemoteHost] = dataclasses.field(init=False, default_factory=set)
 
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Connects to the hosts that are not connected, and decides which of them take part."""
         if self.remotes.transport.missing:
             raise UsageError(self.remotes.transport.missing)
-        refusals = self.remotes.connect(
-            self.connect_timeout_seconds, wanted=self.job.workers, is_first=self._is_first, stop=stop
-        )
+        refusals = self.remotes.connect(self.connect_timeout_seconds, wanted=self.job.workers, stop=stop)
         if stop():
             return
         number = min(self.job.workers, self.remotes.slots_there)
@@ -65,7 +63,6 @@ class RemoteBackend:
             message = refusal.message + (f" (the same goes for {also})" if also else "")
             advice = "bring it up, name other hosts, or allow for fewer by --min_workers"
             raise NotReady(f"{message}; {advice}", remote.first_rank)
-        self._is_first = False
         for refusal in refusals.values():
             self.console.note(f"going on without a host: {refusal.message}")
         if number < self.job.workers:
@@ -93,18 +90,19 @@ class RemoteBackend:
 
     def start(self, commands: tuple[Command, ...]) -> list[Worker]:
         self._workers = {}
-        orders: dict[Connection, list[dict[str, Any]]] = {}
+        orders: dict[RemoteHost, list[dict[str, Any]]] = {}
         for command, seat in zip(commands, self._seats, strict=True):
-            connection = seat.remote.agent
             tee = self.console.tee(command.rank, command.log, is_quiet=command.is_quiet)
-            self._workers[command.rank] = RemoteWorker(command, tee, connection)
+            send = functools.partial(self._send, command.rank)
+            self._workers[command.rank] = Worker(command, tee, send)
             told = {"rank": command.rank, "slot": seat.slot, "argv": command.argv, "environ": command.environ}
-            orders.setdefault(connection, []).append(told)
-        for connection, workers in orders.items():
-            connection.send({"do": "start", "workers": workers})
+            orders.setdefault(seat.remote, []).append(told)
+        for remote, workers in orders.items():
+            remote.send({"do": "start", "workers": workers})
         return list(self._workers.values())
 
     def pump(self, timeout_seconds: float) -> None:
+        self.remotes.beat()
         if self.console.is_behind:
             time.sleep(timeout_seconds)
             return
@@ -114,10 +112,12 @@ class RemoteBackend:
         if len(self._seats) < self.job.workers:
             self.remotes.look_for_missing(_LOOK_SECONDS)
         for remote in self.remotes.all:
-            if remote.connection is None:
-                continue
-            for message in remote.connection.receive(patience):
-                self._take(remote.connection, message)
+            for message in remote.receive(patience):
+                self._take(remote, message)
+        for rank, worker in self._workers.items():
+            lost = self._seats[rank].remote.lost
+            if lost and worker.exit_code is None and not worker.trouble:
+                worker.trouble = Trouble(state=WorkerState.LOST, what=f"was lost: {lost}")
 
     def can_grow(self) -> bool:
         return len(self._seats) < min(self.job.workers, self.remotes.slots_there)
@@ -138,14 +138,14 @@ class RemoteBackend:
         if cause and is_known and self.remotes.count_failure(self._seats[cause.rank].remote) >= _MOST_FAILURES:
             self.leave_out(cause.rank, f"{_MOST_FAILURES} failures in a row were its workers")
         self._cleared = set()
-        connections = {worker.connection for worker in self._workers.values()}
-        for connection in connections:
-            connection.send({"do": "clear"})
+        hosts = {self._seats[rank].remote for rank in self._workers}
+        for remote in hosts:
+            remote.send({"do": "clear"})
         deadline = time.monotonic() + _ANSWER_SECONDS
-        while missing := [connection for connection in connections - self._cleared if not connection.lost]:
+        while missing := [remote for remote in hosts - self._cleared if not remote.lost]:
             if time.monotonic() > deadline:
-                for connection in missing:
-                    connection.drop(f"{connection.host.name} did not answer for {_ANSWER_SECONDS:g} s")
+                for remote in missing:
+                    remote.drop(f"{remote.place.name} did not answer for {_ANSWER_SECONDS:g} s")
             self.pump(_TURN_SECONDS)
         for worker in self._workers.values():
             worker.tee.close()
@@ -155,19 +155,23 @@ class RemoteBackend:
         self.clear()
         self.remotes.close(_CLOSE_SECONDS)
 
-    def _take(self, connection: Connection, message: Mapping[str, Any]) -> None:
+    def _take(self, remote: RemoteHost, message: Mapping[str, Any]) -> None:
         worker = self._workers.get(message.get("rank", -1))
         if message["is"] == "output" and worker is not None:
             worker.tee.feed(protocol.to_bytes(message["text"]))
         elif message["is"] == "state" and worker is not None:
-            worker.take(message)
+            _take_state(worker, message)
         elif message["is"] == "not_started":
-            for worker in self._workers.values():
-                if worker.connection is connection:
-                    what = f"could not be started on {connection.host.name}: {message['why']}"
+            for rank, worker in self._workers.items():
+                if self._seats[rank].remote is remote:
+                    what = f"could not be started on {remote.place.name}: {message['why']}"
                     worker.trouble = Trouble(state=WorkerState.NOT_STARTED, what=what, is_outage=True)
         elif message["is"] == "cleared":
-            self._cleared.add(connection)
+            self._cleared.add(remote)
+
+    def _send(self, rank: int, number: int) -> None:
+        if self._workers[rank].exit_code is None:
+            self._seats[rank].remote.send({"do": "signal", "rank": rank, "number": int(number)})
 
     def _commands(self, attempt: int, seats: Sequence[_Seat]) -> tuple[Command, ...]:
         addresses = [seat.address for seat in seats]
@@ -195,49 +199,22 @@ class _Seat:
     @property
     def address(self) -> str:
         """The address it listens at, on a port that was free when nothing ran there; in a plan, of an absent host."""
-        connection = self.remote.connection
-        if connection is None:
-            return f"{self.remote.host.address}:<free port>"
-        return f"{connection.host.address}:{connection.ports[self.slot]}"
+        ports = self.remote.ports
+        return f"{self.remote.place.address}:{ports[self.slot] if ports else '<free port>'}"
 
 
 def _seats(remotes: Sequence[RemoteHost]) -> list[_Seat]:
     return [_Seat(remote=remote, slot=slot) for remote in remotes for slot in range(remote.host.slots)]
 
 
-@dataclasses.dataclass
-class RemoteWorker:
-    """A worker of an agent; see `launcher.jobs.job.Worker`. `pump` brings what is new."""
-
-    command: Command
-    tee: Tee
-    connection: Connection
-    exit_code: int | None = None
-    report: Report | None = None
-    error: ErrorRecord | None = None
-    last_alive: float = dataclasses.field(default_factory=time.monotonic)
-    trouble: Trouble | None = None
-    _frozen: bool = False
-
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Takes what the agent has seen anew; its ages become times of this host's clock."""
-        now, ages = time.monotonic(), state["ages"]
-        self.last_alive = now - ages["alive"]
-        self.exit_code, self._frozen = state["exit_code"], state["frozen"]
-        if state["unkillable"]:
-            self.trouble = Trouble(state=WorkerState.UNKILLABLE, what=state["unkillable"])
-        if state["report"]:
-            self.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
-        if state["error"]:
-            self.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})
-
-    def refresh(self) -> None:
-        if self.connection.lost and self.exit_code is None and not self.trouble:
-            self.trouble = Trouble(state=WorkerState.LOST, what=f"was lost: {self.connection.lost}")
-
-    def is_frozen(self) -> bool:
-        return self.exit_code is None and self._frozen
-
-    def send(self, number: int) -> None:
-        if self.exit_code is None:
-            self.connection.send({"do": "signal", "rank": self.command.rank, "number": int(number)})
+def _take_state(worker: Worker, state: Mapping[str, Any]) -> None:
+    """Takes what the agent has seen anew; its ages become times of this host's clock."""
+    now, ages = time.monotonic(), state["ages"]
+    worker.last_alive = now - ages["alive"]
+    worker.exit_code, worker.is_frozen = state["exit_code"], state["frozen"]
+    if state["unkillable"]:
+        worker.trouble = Trouble(state=WorkerState.UNKILLABLE, what=state["unkillable"])
+    if state["report"]:
+        worker.report = Report(**{**state["report"], "monotonic": now - ages["report"]})
+    if state["error"]:
+        worker.error = ErrorRecord(**{**state["error"], "monotonic": now - ages["error"]})

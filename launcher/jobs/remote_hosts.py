@@ -2,45 +2,19 @@
 
 import dataclasses
 import select
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from launcher.errors import UsageError
 from launcher.jobs import protocol
-from launcher.jobs.connection import Connection
 from launcher.jobs.output import JobConsole
-from launcher.jobs.transports import AgentCommand, Host, Refusal, Transport
+from launcher.jobs.remote_host import RemoteHost
+from launcher.jobs.transports import AgentCommand, Refusal, Transport
 
 _TURN_SECONDS = 0.05
 _RETRY_SECONDS = 1.0
 # What a handshake may take beyond the time for trying: longer than OpenSSH's own limit, which has the better message.
 _HANDSHAKE_SECONDS = 15.0
-
-
-@dataclasses.dataclass(eq=False)
-class RemoteHost:
-    """One host, with the rank of its first worker when all are there; `connection` is None while there is none."""
-
-    number: int
-    host: Host
-    first_rank: int
-    connection: Connection | None = None
-    refusal: Refusal | None = None
-    retry_at: float = 0.0
-    failures: int = 0  # in a row, of the job, that were of its workers
-    is_left_out: bool = False
-    marks: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.connection is not None and self.connection.is_ready
-
-    @property
-    def agent(self) -> Connection:
-        """The connection, of a host that is or was there."""
-        assert self.connection is not None
-        return self.connection
 
 
 @dataclasses.dataclass
@@ -52,8 +26,7 @@ class RemoteHosts:
     transport: Transport
     agent: AgentCommand
     environ: Mapping[str, str]
-    _over: threading.Event = dataclasses.field(init=False, default_factory=threading.Event)
-    _beats: threading.Thread | None = dataclasses.field(init=False, default=None)
+    _beat_at: float = 0.0
 
     def __post_init__(self) -> None:
         slots = [host.slots for host in self.transport.hosts]
@@ -69,14 +42,12 @@ class RemoteHosts:
         return sum(remote.host.slots for remote in self.there)
 
     def count_failure(self, of: RemoteHost) -> int:
-        """The number of failures in a row that were of a host's workers, with one more."""
+        """Counts one more failure in a row that was of a host's workers, and returns their number."""
         for remote in self.all:
             remote.failures = remote.failures + 1 if remote is of else 0
         return of.failures
 
-    def connect(
-        self, timeout_seconds: float, *, wanted: int, is_first: bool, stop: Callable[[], bool]
-    ) -> dict[RemoteHost, Refusal]:
+    def connect(self, timeout_seconds: float, *, wanted: int, stop: Callable[[], bool]) -> dict[RemoteHost, Refusal]:
         """Connects to the hosts that are not connected, and tries again until the time is over or `wanted` slots are
         there.
 
@@ -87,110 +58,93 @@ class RemoteHosts:
         Returns:
           Why a host is not there, for those that are not.
         """
-        if self._beats is None:
-            # A thread of its own: a terminal that is not read from holds up the rest, which must not look like death.
-            self._beats = threading.Thread(target=self._beat, daemon=True)
-            self._beats.start()
+        is_first = not any(remote.marks for remote in self.all)
         deadline = time.monotonic() + timeout_seconds
         for remote in self.all:
             remote.refusal, remote.retry_at = None, 0.0
             if not remote.is_ready:
-                self._drop(remote, "connected again")
+                remote.give_up("connected again")
         while not stop() and (waiting := self._missing()):
             now = time.monotonic()
             for remote in waiting:
                 may_try = remote.refusal is None or now < deadline
-                self._pursue(remote, timeout_seconds, _RETRY_SECONDS, is_first=is_first, may_try=may_try)
+                refusal = self._pursue(remote, timeout_seconds, _RETRY_SECONDS, may_try=may_try)
+                if refusal and refusal.is_mistake and is_first:
+                    raise UsageError(refusal.message)
             if self.slots_there >= wanted and all(remote.refusal for remote in waiting):
                 break
-            under_way = any(remote.connection is not None for remote in waiting)
+            under_way = any(remote.is_tried for remote in waiting)
             if now > deadline and (not under_way or now > deadline + _HANDSHAKE_SECONDS):
                 break
+            self.beat()
             self.wait(_TURN_SECONDS)
-            for connection in self._connections():
-                connection.receive()
+            for remote in self.all:
+                remote.receive()
         refusals = {}
         for remote in self._missing():
             silent = f"{remote.host.name} did not answer within {timeout_seconds:g} s (--connect_timeout)"
             refusals[remote] = remote.refusal = remote.refusal or Refusal(message=silent, is_mistake=False)
-            self._drop(remote, silent)
+            remote.give_up(silent)
         return refusals
 
     def look_for_missing(self, seconds: float) -> None:
         """Goes on connecting to the hosts that could not be connected, each `seconds` after its last refusal."""
         for remote in self._missing():
             if remote.refusal is not None:
-                self._pursue(remote, seconds, seconds, is_first=False, may_try=True)
+                self._pursue(remote, seconds, seconds)
+
+    def beat(self) -> None:
+        """Gives the agents a sign of life, when it is time for one."""
+        if time.monotonic() - self._beat_at >= protocol.BEAT_SECONDS:
+            self._beat_at = time.monotonic()
+            for remote in self.all:
+                remote.send({"do": "ping"})
 
     def wait(self, timeout_seconds: float) -> None:
         """Returns when there is something to receive from any of them, after `timeout_seconds` at the latest."""
-        descriptors = [number for connection in self._connections() for number in connection.descriptors()]
-        if not descriptors:
-            time.sleep(timeout_seconds)
-            return
         poll = select.poll()
-        for number in descriptors:
-            poll.register(number, select.POLLIN)
+        for remote in self.all:
+            for descriptor in remote.descriptors():
+                poll.register(descriptor, select.POLLIN)
         poll.poll(timeout_seconds * 1000)
 
     def close(self, timeout_seconds: float) -> None:
         """Lets the agents end, and waits for that."""
-        connections = self._connections()
-        for connection in connections:
-            connection.send({"do": "close"})
-        deadline = time.monotonic() + timeout_seconds
-        for connection in connections:
-            connection.close(max(0.0, deadline - time.monotonic()))
         for remote in self.all:
-            remote.connection = None
-        self._over.set()
-        if self._beats is not None:
-            self._beats.join()
+            remote.send({"do": "close"})
+        deadline = time.monotonic() + timeout_seconds
+        for remote in self.all:
+            remote.close(max(0.0, deadline - time.monotonic()))
+        self.all = []
 
     def _missing(self) -> list[RemoteHost]:
         return [remote for remote in self.all if not remote.is_ready and not remote.is_left_out]
 
-    def _connections(self) -> list[Connection]:
-        return [connection for connection in [remote.connection for remote in self.all] if connection is not None]
-
-    def _beat(self) -> None:
-        while not self._over.wait(protocol.BEAT_SECONDS):
-            for connection in self._connections():
-                connection.send({"do": "ping"})
-
-    def _pursue(self, remote: RemoteHost, seconds: float, retry: float, *, is_first: bool, may_try: bool) -> None:
-        """Sees what has become of an attempt to connect, or makes the next one."""
-        if remote.connection is not None:
-            refusal = self._refusal(remote.connection)
-            if refusal is None:
-                return
-            if refusal.is_mistake and is_first:
-                raise UsageError(refusal.message)
+    def _pursue(self, remote: RemoteHost, seconds: float, retry: float, *, may_try: bool = True) -> Refusal | None:
+        """Sees what has become of an attempt to connect, and returns why it failed now; or makes the next one."""
+        refusal = self._refusal(remote) if remote.is_tried else None
+        if refusal is not None:
             is_new = remote.refusal is None and all(other.refusal != refusal for other in self.all)
             if is_new and not refusal.is_mistake:
                 self.console.note(f"{refusal.message}; trying for {seconds:g} s")
             remote.refusal = refusal
             remote.retry_at = time.monotonic() + retry
-            self._drop(remote, refusal.message)
-        if may_try and time.monotonic() >= remote.retry_at:
+            remote.give_up(refusal.message)
+        elif not remote.is_tried and may_try and time.monotonic() >= remote.retry_at:
             mark = f"{self.identity}-{remote.number}-{len(remote.marks)}"
             argv = self.transport.argv(remote.host, self.agent.words(mark))
-            hello = {"earlier": list(remote.marks), "environ": dict(self.environ), "slots": remote.host.slots}
-            remote.connection = Connection(remote.host, argv, mark, hello)
+            known = {"earlier": list(remote.marks), "environ": dict(self.environ), "slots": remote.host.slots}
+            remote.connect(argv, {"mark": mark, **known})
             remote.marks.append(mark)
+        return refusal
 
-    def _refusal(self, connection: Connection) -> Refusal | None:
+    def _refusal(self, remote: RemoteHost) -> Refusal | None:
         """Why an agent does not serve; None while it may come to."""
-        if connection.mistake:
-            return Refusal(message=connection.mistake, is_mistake=True)
-        if not connection.lost:
+        if remote.mistake:
+            return Refusal(message=remote.mistake, is_mistake=True)
+        if not remote.lost:
             return None
-        host, code, lines = connection.host, connection.exit_code or 0, list(connection.stderr)
-        if connection.facts is not None:
-            return Refusal(message=connection.lost, is_mistake=False)
-        return self.transport.explain(host, code, lines) or self.agent.explain(host, code, lines)
-
-    def _drop(self, remote: RemoteHost, why: str) -> None:
-        if remote.connection is not None:
-            remote.connection.drop(why)
-        remote.connection = None
+        if remote.facts is not None:
+            return Refusal(message=remote.lost, is_mistake=False)
+        ended = remote.host, remote.exit_code or 0, list(remote.stderr)
+        return self.transport.explain(*ended) or self.agent.explain(*ended)

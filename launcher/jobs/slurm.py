@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
-from launcher.jobs.transports import Host, Refusal, has_any, missing, split
+from launcher.jobs.transports import Host, Refusal, Transport, has_any, split
 from launcher.machine.cluster import slurm
 
 _TO_SUBMIT = (
@@ -38,50 +38,47 @@ _MISTAKES = (
 )  # fmt: skip
 
 
-class Srun:
-    """Runs commands by srun, on the nodes of the allocation that this process is in: a batch script or salloc's shell.
+def srun(environ: Mapping[str, str], workers: int | None, options: str = "") -> Transport:
+    """The transport by srun, to the nodes of the allocation that this process is in: a batch script or salloc's shell.
 
     Without `workers`, there is one for each task of the job, or for each node where it does not count tasks. `options`
     of the person's own come last and so win.
     """
-
-    def __init__(self, environ: Mapping[str, str], workers: int | None, options: str = ""):
-        self._options = split("srun_options", options)
-        if self._options and not self._options[0].startswith("-"):
-            raise UsageError(f"--srun_options={options}: {self._options[0]!r} is no option; write it as --NAME=VALUE")
-        job = environ.get("SLURM_JOB_ID", "").strip()
-        if not job:
-            raise UsageError(f"--backend=slurm: there is no Slurm job here (SLURM_JOB_ID is not set); {_TO_SUBMIT}")
-        if slurm.is_in_step(environ):
-            raise UsageError(
-                f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once "
-                "in the batch script itself, and it runs srun for every node. Or give --backend=member to every task"
-            )
-        if "SLURM_HET_SIZE" in environ:
-            raise UsageError(
-                f"--backend=slurm: job {job} is heterogeneous (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}), and the "
-                "workers of one training have nodes of one kind; submit one component, without ':'"
-            )
-        self.missing = missing("srun", f"this is Slurm job {job}: add the folder of Slurm's", environ.get("PATH", ""))
-        names = slurm.node_names(environ, "SLURM_JOB_NODELIST", advice=_TO_SUBMIT)
-        addresses = _addresses(environ)
-        self.hosts = tuple(
-            Host(name=name, address=addresses.get(name, name), slots=slots)
-            for name, slots in zip(names, _slots(environ, len(names), workers), strict=True)
+    further = split("srun_options", options)
+    if further and not further[0].startswith("-"):
+        raise UsageError(f"--srun_options={options}: {further[0]!r} is no option; write it as --NAME=VALUE")
+    job = environ.get("SLURM_JOB_ID", "").strip()
+    if not job:
+        raise UsageError(f"--backend=slurm: there is no Slurm job here (SLURM_JOB_ID is not set); {_TO_SUBMIT}")
+    if slurm.is_in_step(environ):
+        raise UsageError(
+            f"--backend=slurm: srun started this process (SLURM_STEP_ID={environ['SLURM_STEP_ID']}); start it once "
+            "in the batch script itself, and it runs srun for every node. Or give --backend=member to every task"
         )
+    if "SLURM_HET_SIZE" in environ:
+        raise UsageError(
+            f"--backend=slurm: job {job} is heterogeneous (SLURM_HET_SIZE={environ['SLURM_HET_SIZE']}), and the "
+            "workers of one training have nodes of one kind; submit one component, without ':'"
+        )
+    names = slurm.node_names(environ, "SLURM_JOB_NODELIST", advice=_TO_SUBMIT)
+    addresses = _addresses(environ)
+    hosts = tuple(
+        Host(name=name, address=addresses.get(name, name), slots=slots)
+        for name, slots in zip(names, _slots(environ, len(names), workers), strict=True)
+    )
+    unset = [word for name in _OF_TASKS for word in ("-u", name)]
+    template = ("env", *unset, "srun", "--nodelist={host}", *_OPTIONS, *further, "{command}")
+    return Transport(hosts, template, _explain, f"this is Slurm job {job}: add the folder of Slurm's", "srun")
 
-    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        unset = [word for name in _OF_TASKS for word in ("-u", name)]
-        return ("env", *unset, "srun", f"--nodelist={host.name}", *_OPTIONS, *self._options, *command)
 
-    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """srun's own errors; it ends as its task does, and then says so."""
-        said = [line for line in lines if line.startswith("srun: error:")]
-        if not said or any(_TASK_ENDED.match(line) for line in said):
-            return None
-        what = said[0].removeprefix("srun: error:").strip()
-        is_mistake = has_any(_MISTAKES, said)
-        return Refusal(message=f"srun starts nothing on {host.name} ({what})", is_mistake=is_mistake)
+def _explain(host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+    """The reason of srun's own errors; it ends as its task does, and then says so."""
+    said = [line for line in lines if line.startswith("srun: error:")]
+    if not said or any(_TASK_ENDED.match(line) for line in said):
+        return None
+    what = said[0].removeprefix("srun: error:").strip()
+    is_mistake = has_any(_MISTAKES, said)
+    return Refusal(message=f"srun starts nothing on {host.name} ({what})", is_mistake=is_mistake)
 
 
 def _slots(environ: Mapping[str, str], num_nodes: int, workers: int | None) -> list[int]:

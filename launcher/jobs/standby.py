@@ -37,38 +37,21 @@ class Spare:
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]):
         self._argv = tuple(argv)
         self._environ = _early(environ)
-        self._ready, ready = os.pipe()
-        os.set_blocking(self._ready, False)
-        self._has_said_so = False
         python, dash_m, *program = argv
-        try:
-            self.process = child_process.start(
-                [python, dash_m, __name__, str(ready), *program],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self._environ,
-                preexec_fn=child_process.die_with_parent(),
-                pass_fds=[ready],
-            )
-        except BaseException:
-            os.close(self._ready)
-            raise
-        finally:
-            os.close(ready)
-
-    def is_ready(self) -> bool:
-        """Whether it has imported all it can, and is still there."""
-        if not self._has_said_so:
-            with contextlib.suppress(BlockingIOError):
-                self._has_said_so = bool(os.read(self._ready, 1))
-        return self._has_said_so and self.process.poll() is None
+        self.process = child_process.start(
+            [python, dash_m, __name__, *program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self._environ,
+            preexec_fn=child_process.die_with_parent(),
+        )
 
     def fits(self, argv: Sequence[str], environ: Mapping[str, str]) -> bool:
         """Whether a new process with this command and these variables would import the same in the same way."""
         return self._argv == tuple(argv) and self._environ == _early(environ)
 
     def become(self, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Has it run the worker's program, and returns the process, which is the worker's from now on.
+        """Has it run the worker's program, once it has imported all it can, and returns the process, the worker's now.
 
         Raises OSError where it has ended; nothing of it is left.
         """
@@ -80,7 +63,6 @@ class Spare:
         except OSError:
             self.close()
             raise
-        os.close(self._ready)
         return self.process
 
     def close(self) -> None:
@@ -93,7 +75,6 @@ class Spare:
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
-        os.close(self._ready)
 
 
 def _early(environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,12 +84,10 @@ def _early(environ: Mapping[str, str]) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------- in the spare
 
 
-def _main(ready: int, module: str, arguments: Sequence[str]) -> int:
+def _main(module: str, arguments: Sequence[str]) -> int:
     if module == _MAIN:
         importlib.import_module(_MAIN).prepare([_MAIN, *arguments])
         del sys.modules[_MAIN]  # it is run, not imported
-    os.write(ready, b"1")
-    os.close(ready)
     message = sys.stdin.buffer.read()
     if not message:  # the supervisor is gone, or does not need it
         os._exit(0)
@@ -124,4 +103,4 @@ def _main(ready: int, module: str, arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     exit_barrier.register()
-    sys.exit(_main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(_main(sys.argv[1], sys.argv[2:]))

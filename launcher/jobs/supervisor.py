@@ -10,7 +10,7 @@ from types import FrameType
 
 from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, EXIT_RETRY, EXIT_USAGE
 from launcher.jobs import first_error, host_checks
-from launcher.jobs.drill.fault import Drill
+from launcher.jobs.drill.rehearsal import Drill
 from launcher.jobs.event_hook import EventHook
 from launcher.jobs.first_error import FirstError
 from launcher.jobs.job import Backend, Command, Job, NotReady, Worker
@@ -53,7 +53,7 @@ class Supervisor:
         self._straggler: int | None = None  # the worker of this attempt that was called so last
         self._asked_for_step = 0.0
         self._first_error: FirstError | None = None
-        self._folder = JobFolder(job, console)
+        self._folder = JobFolder(job, console, self._pump)
         self._hook = EventHook(() if job.member else job.on_event, console.note)  # one for all members
         self._began = Beginning()
         self._why_no_more = ""
@@ -69,7 +69,7 @@ class Supervisor:
                 number = self._folder.next_attempt()
                 self._first_step = self._folder.newest_step()
                 restarts = Restarts(self._job.max_restarts, self._first_step)
-                self._folder.begin(number)
+                self._folder.forget_error(before=number)
                 while True:
                     decision = self._attempt(number)
                     self._note_end(number, decision)
@@ -92,13 +92,15 @@ class Supervisor:
         try:
             if number > 1:
                 self._folder.check_writable()
-            is_fit = False
-            while not is_fit:
+            while True:
                 self._backend.prepare(lambda: bool(self._signals))
-                commands = () if self._signals else self._backend.commands(number)
-                is_fit = not commands or not self._job.checks_hosts or self._check(number, commands)
                 if self._signals:
                     return self._stopped_between()
+                commands = self._backend.commands(number)
+                if not self._job.checks_hosts or self._check(number, commands):
+                    break
+            if self._signals:
+                return self._stopped_between()
             if self._attempts > 1:
                 commands = tuple(command.given({progress.RESTARTED: "1"}) for command in commands)
             told = f"attempt {number}: starting {len(commands)} worker(s), logs in {commands[0].log.parent}"
@@ -119,7 +121,7 @@ class Supervisor:
         decision = self._account_for_the_living(workers, decision)
         if decision.cause is not None:
             (said,) = (worker.tee.tail(100) for worker in workers if worker.command.rank == decision.cause.rank)
-            self._keep_error(number, decision.cause, outcomes, first_error.last_lines(said))
+            self._keep_error(number, decision.cause, outcomes, said)
         return decision
 
     def _check(self, number: int, commands: Sequence[Command]) -> bool:
@@ -131,11 +133,9 @@ class Supervisor:
 
         return host_checks.check(self._backend, commands, ended)
 
-    def _keep_error(self, number: int, cause: Outcome, outcomes: Sequence[Outcome], last_lines: Sequence[str]) -> None:
+    def _keep_error(self, number: int, cause: Outcome, outcomes: Sequence[Outcome], said: Sequence[str] = ()) -> None:
         log = self._job.log(number, cause.rank)
-        self._first_error = FirstError(
-            attempt=number, cause=cause, outcomes=outcomes, log=log, last_lines=last_lines, time=time.time()
-        )
+        self._first_error = FirstError(attempt=number, cause=cause, outcomes=outcomes, log=log, printed=said)
 
     def _note_end(self, number: int, decision: Decision) -> None:
         """Adds to attempts.jsonl what the chief cannot know: what ended it, or that it never began."""
@@ -151,7 +151,7 @@ class Supervisor:
 
     def _not_started(self, number: int, error: NotReady) -> Decision:
         cause = Outcome(rank=error.rank, trouble=_not_started(str(error), is_outage=error.is_outage))
-        self._keep_error(number, cause, [cause], [])
+        self._keep_error(number, cause, [cause])
         if error.may_pass:
             return decide([cause])
         self._mistake = str(error)
@@ -165,9 +165,7 @@ class Supervisor:
         if not living or decision.action in (Action.DONE, Action.GIVE_UP):
             return decision
         self._why_no_more = f"the next attempt would share what worker {living[0].rank} still holds"
-        return Decision(
-            action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=Outcome(rank=living[0].rank, trouble=living[0].trouble)
-        )
+        return Decision(action=Action.GIVE_UP, exit_code=EXIT_RETRY, cause=living[0])
 
     def _watch(self, workers: Sequence[Worker]) -> tuple[Decision, list[Outcome]]:
         """Turns until the attempt is over, one way or the other."""
@@ -196,9 +194,10 @@ class Supervisor:
             except LeaseLostError as error:
                 self._console.error(str(error))
                 return Decision(action=Action.STOP, exit_code=error.exit_code), outcomes
-            if all(outcome.state is WorkerState.SUCCEEDED for outcome in outcomes):
+            states = {outcome.state for outcome in outcomes}
+            if states == {WorkerState.SUCCEEDED}:
                 break
-            if any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes):
+            if WorkerState.PREEMPTED in states:
                 self._wait_for_all(workers, self._job.grace_period_seconds)
                 outcomes = outcomes_of(workers)
                 break
@@ -206,7 +205,7 @@ class Supervisor:
                 outcomes = self._settle(workers)
                 break
             now = clock.advance(time.monotonic())
-            if watch.has_frozen(now, [worker.command.rank for worker in workers if worker.is_frozen()]):
+            if watch.has_frozen(now, [worker.command.rank for worker in workers if worker.is_frozen]):
                 outcomes = _with_frozen(workers)
                 if find_cause(outcomes):  # and nobody has let it go on in this moment
                     break
@@ -238,11 +237,13 @@ class Supervisor:
         self._more_since = step if self._more_since is None else self._more_since
         return "more hosts are there" if step > self._more_since else ""
 
-    def _turn(self, workers: Sequence[Worker]) -> None:
-        self._backend.pump(_TURN_SECONDS)
+    def _pump(self, seconds: float = 0.0) -> None:
+        self._backend.pump(seconds)
         self._console.turn()
+
+    def _turn(self, workers: Sequence[Worker]) -> None:
+        self._pump(_TURN_SECONDS)
         for worker in workers:
-            worker.refresh()
             if worker.report is not None and worker.report.step is not None:
                 self._step = max(self._step, worker.report.step)
         if self._drill:
@@ -282,15 +283,13 @@ class Supervisor:
         self._wait_for_all(workers, grace)
         outcomes = outcomes_of(workers)
         decision = decide(outcomes)
-        if decision.action in (Action.RESTART, Action.GIVE_UP) or any(
-            outcome.exit_code is None for outcome in outcomes
-        ):
-            told = decision.cause if decision.cause and decision.cause.error else None
-            preempted = any(outcome.state is WorkerState.PREEMPTED for outcome in outcomes)
-            preempted = preempted or any(map(_was_starting, workers))
-            exit_code = EXIT_PREEMPTED if preempted else 128 + number
-            decision = Decision(action=Action.STOP, exit_code=exit_code, cause=told)
-        return decision, outcomes
+        have_ended = all(outcome.exit_code is not None for outcome in outcomes)
+        if have_ended and decision.action in (Action.DONE, Action.STOP):
+            return decision, outcomes
+        told = decision.cause if decision.cause and decision.cause.error else None
+        is_preempted = WorkerState.PREEMPTED in {outcome.state for outcome in outcomes}
+        exit_code = EXIT_PREEMPTED if is_preempted or any(map(_was_starting, workers)) else 128 + number
+        return Decision(action=Action.STOP, exit_code=exit_code, cause=told), outcomes
 
     def _wait_for_all(self, workers: Sequence[Worker], seconds: float) -> None:
         """Until they have ended, the time is over, or a second signal says that somebody will not wait.
@@ -391,7 +390,7 @@ class Supervisor:
         if self._held.ask():
             pass  # the folder is another run's now
         elif decision.action is Action.DONE:
-            self._folder.clear_error()
+            self._folder.forget_error()
         elif error is not None and decision.exit_code == EXIT_USAGE and self._attempts == 1:
             self._console.finish_logs()
             self._folder.remove_logs(logs)
@@ -436,7 +435,7 @@ def _reports_of_running(workers: Sequence[Worker]) -> dict[int, Report | None]:
 def _with_frozen(workers: Sequence[Worker]) -> list[Outcome]:
     trouble = Trouble(state=WorkerState.FROZEN, what="is frozen: a signal such as SIGSTOP has stopped it")
     return [
-        dataclasses.replace(outcome, trouble=trouble) if worker.is_frozen() else outcome
+        dataclasses.replace(outcome, trouble=trouble) if worker.is_frozen else outcome
         for worker, outcome in zip(workers, outcomes_of(workers), strict=True)
     ]
 

@@ -1,12 +1,11 @@
-"""Hosts, as --hosts and --hostfile name them, and transports, such as ssh: how an agent comes to run on a host."""
+"""Hosts, as --hosts and --hostfile name them, and transports, such as ssh: how an agent comes to run on one."""
 
 import dataclasses
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from launcher.errors import UsageError
 
@@ -45,25 +44,41 @@ class Refusal:
     is_mistake: bool
 
 
-class Transport(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Transport:
     """One way of running a program on other hosts, with its standard streams connected to this one.
 
     When the process that runs here ends, or its standard input closes, the program's standard input must close.
 
     Attributes:
       hosts: of the job, in the order of their workers' ranks.
-      missing: the program that is needed and not found here, and what to do; "" where it is found. A plan needs none.
+      template: the words of the command line here. {host} stands for a host as the person wrote it, {index} for its
+        number from 0, and {command} for the words of the command; in a longer word and behind a shell's -c it stands
+        for one word, quoted for a shell.
+      explain: the transport's own reason, by a host, an exit code and the last lines of its stderr; None when it says
+        nothing, so that both are the command's.
+      advice: what to do where `program`, by default the first word, is none here.
     """
 
     hosts: tuple[Host, ...]
-    missing: str
+    template: tuple[str, ...]
+    explain: Callable[[Host, int, Sequence[str]], Refusal | None]
+    advice: str = ""
+    program: str = ""
+
+    @property
+    def missing(self) -> str:
+        """The program that is needed and not found here, and what to do; "" where it is found. A plan needs none."""
+        return missing(self.program or self.template[0], self.advice)
 
     def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
         """The command line that runs `command` on `host` from here."""
-
-    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """The transport's own reason, by an exit code and the last lines of its stderr; None when it says nothing,
-        so that both are the command's."""
+        values = {"host": host.name, "index": str(self.hosts.index(host)), "command": shlex.join(command)}
+        words: list[str] = []
+        for before, word in zip(("", *self.template), self.template, strict=False):
+            is_whole = word == "{command}" and not _SHELL.fullmatch(before)
+            words += command if is_whole else [_PLACE.sub(lambda match: values[match[1]], word)]
+        return tuple(words)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,82 +120,61 @@ class AgentCommand:
         return Refusal(message=what, is_mistake=True)
 
 
-class Ssh:
-    """Runs commands by OpenSSH's client, which must need no password.
+_SSH_OPTIONS = (
+    "-T", "-x",  # no terminal, no windows
+    "-o", "BatchMode=yes",
+    "-o", "ConnectTimeout=10",
+    "-o", "ServerAliveInterval=2",  # one that breaks without a word is noticed after about six seconds
+    "-o", "ServerAliveCountMax=3",
+    "-o", "ControlPath=none",  # a connection of its own, which ends with this process
+)  # fmt: skip
+# What a person has to mend, as OpenSSH puts it.
+_SSH_MISTAKES = (
+    "Permission denied", "Host key verification failed", "IDENTIFICATION HAS CHANGED", "Too many authentication",
+    "Bad configuration option", "Name or service not known", "No address associated", "no matching", "usage: ssh",
+    "unknown option", "illegal option", "Bad port", "Can't open user config file",
+)  # fmt: skip
 
-    A connection that breaks without a word is noticed after about six seconds. Options of the person's own in
-    `command`, as in "ssh -p 2222", come first and so win.
+
+def ssh(hosts: tuple[Host, ...], command: str = "ssh") -> Transport:
+    """The transport by OpenSSH's client, which must need no password.
+
+    Options of the person's own in `command`, as in "ssh -p 2222", come first and so win.
     """
+    client = split("ssh_command", command, "leave it out for ssh")
 
-    OPTIONS = (
-        "-T", "-x",  # no terminal, no windows
-        "-o", "BatchMode=yes",
-        "-o", "ConnectTimeout=10",
-        "-o", "ServerAliveInterval=2",
-        "-o", "ServerAliveCountMax=3",
-        "-o", "ControlPath=none",  # a connection of its own, which ends with this process
-    )  # fmt: skip
-
-    # What a person has to mend, as OpenSSH puts it.
-    _MISTAKES = (
-        "Permission denied", "Host key verification failed", "IDENTIFICATION HAS CHANGED", "Too many authentication",
-        "Bad configuration option", "Name or service not known", "No address associated", "no matching", "usage: ssh",
-        "unknown option", "illegal option", "Bad port", "Can't open user config file",
-    )  # fmt: skip
-
-    def __init__(self, hosts: tuple[Host, ...], command: str = "ssh"):
-        self.hosts = hosts
-        self._command = split("ssh_command", command, "leave it out for ssh")
-        self.missing = missing(self._command[0], "install an OpenSSH client, or name another by --ssh_command")
-
-    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        """The client's command line. The command is one word: the login shell on the host takes it apart again."""
-        return (*self._command, *self.OPTIONS, host.name, f"exec {shlex.join(command)}")
-
-    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
-        """OpenSSH's client ends with 255 for whatever went wrong with the connection."""
-        if exit_code != 255:
+    def explain(host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+        if exit_code != 255:  # with which the client ends whatever went wrong with the connection
             return None
         said = last_words(lines)
-        if has_any(self._MISTAKES, lines):
-            by_hand = shlex.join([*self._command, host.name, "true"])
+        if has_any(_SSH_MISTAKES, lines):
+            by_hand = shlex.join([*client, host.name, "true"])
             message = f"ssh to {host.name} is refused ({said}); first make this work without a password: {by_hand}"
             return Refusal(message=message, is_mistake=True)
         return Refusal(message=f"{host.name} cannot be reached by ssh ({said})", is_mistake=False)
 
+    # The command is one word: the login shell on the host takes it apart again.
+    template = (*client, *_SSH_OPTIONS, "{host}", "exec {command}")
+    return Transport(hosts, template, explain, "install an OpenSSH client, or name another by --ssh_command")
 
-class Exec:
-    """Runs commands by a program of the person's own, as in "kubectl exec -i {host} -- {command}".
 
-    {host} stands for a host as the person wrote it, {index} for its number from 0, and {command} for the words of the
-    command; in a longer word and behind a shell's -c it stands for one word, quoted for a shell.
-    """
+def by_command(hosts: tuple[Host, ...], command: str) -> Transport:
+    """The transport by a program of the person's own, as in "kubectl exec -i {host} -- {command}"."""
+    advice = "say how a program runs on a host, as in 'kubectl exec -i {host} -- {command}'"
+    template = split("command", command, advice)
+    if not any("{command}" in word for word in template):
+        raise UsageError(f"--command={command}: has no {{command}}; {advice}")
+    if len(hosts) > 1 and not any("{host}" in word or "{index}" in word for word in template):
+        raise UsageError(f"--command={command}: has no {{host}} and no {{index}}, for {len(hosts)} hosts")
 
-    _ADVICE = "say how a program runs on a host, as in 'kubectl exec -i {host} -- {command}'"
-
-    def __init__(self, hosts: tuple[Host, ...], command: str):
-        self.hosts = hosts
-        self._template = split("command", command, self._ADVICE)
-        if not any("{command}" in word for word in self._template):
-            raise UsageError(f"--command={command}: has no {{command}}; {self._ADVICE}")
-        if len(hosts) > 1 and not any("{host}" in word or "{index}" in word for word in self._template):
-            raise UsageError(f"--command={command}: has no {{host}} and no {{index}}, for {len(hosts)} hosts")
-        self.missing = missing(self._template[0], "install it, or name another by --command")
-
-    def argv(self, host: Host, command: Sequence[str]) -> tuple[str, ...]:
-        values = {"host": host.name, "index": str(self.hosts.index(host)), "command": shlex.join(command)}
-        words: list[str] = []
-        for before, word in zip(("", *self._template), self._template, strict=False):
-            is_whole = word == "{command}" and not _SHELL.fullmatch(before)
-            words += command if is_whole else [_PLACE.sub(lambda match: values[match[1]], word)]
-        return tuple(words)
-
-    def explain(self, host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
+    def explain(host: Host, exit_code: int, lines: Sequence[str]) -> Refusal | None:
         """The agent's words when it hears nothing; whatever else the program says is the command's."""
         if not has_any([NO_INPUT], lines):
             return None
         message = f"the agent on {host.name} gets no input; --command must pass it on, as kubectl exec does with -i"
         return Refusal(message=message, is_mistake=True)
+
+    return Transport(hosts, template, explain, "install it, or name another by --command")
 
 
 def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
@@ -194,9 +188,9 @@ def split(flag: str, value: str, advice: str = "") -> tuple[str, ...]:
     return words
 
 
-def missing(program: str, advice: str, path: str | None = None) -> str:
-    """Words that there is no such program on `path`, by default PATH, and what to do; empty where there is."""
-    return "" if shutil.which(program, path=path) else f"there is no {program} on PATH; {advice}"
+def missing(program: str, advice: str) -> str:
+    """Words that there is no such program on PATH, and what to do; empty where there is."""
+    return "" if shutil.which(program) else f"there is no {program} on PATH; {advice}"
 
 
 def has_any(signs: Sequence[str], lines: Sequence[str]) -> bool:

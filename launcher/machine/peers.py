@@ -48,7 +48,7 @@ def all_there(cluster: Cluster, environ: Mapping[str, str] = os.environ) -> Iter
       UsageError: it may not listen there.
     """
     exempt = (os.environ.get(EXEMPT) or os.environ.get("no_proxy", "")).split(",")
-    exempt += [address.rpartition(":")[0].strip("[]") for address in cluster.workers]
+    exempt += [ports.parts_of(address)[0] for address in cluster.workers]
     os.environ[EXEMPT] = ",".join(dict.fromkeys(filter(None, exempt)))
     progress = Progress(environ)
     others = {rank: address for rank, address in enumerate(cluster.workers) if rank != cluster.index}

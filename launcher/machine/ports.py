@@ -35,18 +35,24 @@ def listener(port: int, *, backlog: int) -> socket.socket:
     return socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=backlog)
 
 
+def parts_of(address: str) -> tuple[str, int]:
+    """The host and the port of "host:port", an IPv6 host in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
+    return parts_of(address)[1]
 
 
 def call(address: str, seconds: float) -> socket.socket:
-    """A connection to "host:port", an IPv6 host in brackets.
+    """A connection to "host:port".
 
     Raises:
       OSError: nobody answers there within the time; TimeoutError where nothing at all comes back.
       UnicodeError: the name is none.
     """
-    return socket.create_connection((address.rpartition(":")[0].strip("[]"), port_of(address)), seconds)
+    return socket.create_connection(parts_of(address), seconds)
 
 
 def public_address_notes(workers: Sequence[str]) -> list[str]:
@@ -55,7 +61,7 @@ def public_address_notes(workers: Sequence[str]) -> list[str]:
         return []
     import psutil  # late: most runs are of one worker
 
-    given = [address.rpartition(":")[0].strip("[]") for address in workers]
+    given = [parts_of(address)[0] for address in workers]
     own = [each.address for interface in psutil.net_if_addrs().values() for each in interface]
     public = [address for address in dict.fromkeys((*given, *own)) if _is_public(address)]
     if not public:

@@ -32,7 +32,7 @@ RINGING = """
 import dataclasses
 
 from launcher.jobs.backends import on_hosts
-from launcher.jobs.transports import Exec, Host
+from launcher.jobs.transports import Host, by_command
 from launcher.machine.runtime_kinds import RuntimeKind
 from launcher.modes import Mode, Request, flag
 
@@ -42,7 +42,7 @@ class RingRequest(Request):
 
 RING = Mode("ring", "rings", module="ring", request=RingRequest, needs_recipe=False, needs_tensorflow=False)
 NUMBER = 3
-OVER = on_hosts("over there", lambda options: Exec((Host(name="there", address="there"),), "carry {command}"))
+OVER = on_hosts("over there", lambda options: by_command((Host(name="there", address="there"),), "carry {command}"))
 
 def devices(replicas, cluster, environ):
     from launcher.machine.devices import StrategyPlan

@@ -35,7 +35,7 @@ def system(root, **files):
     return Context(environ={}, root=root)
 
 
-def test_the_quota_of_a_container_is_read_from_both_versions_of_control_groups(tmp_path):
+def test_the_quota_of_a_container_is_that_of_its_control_group_or_of_one_above(tmp_path):
     second = system(tmp_path / "2", proc__self__cgroup="0::/pod/app\n", sys__fs__cgroup__pod__app__x="")
     (second.root / "sys/fs/cgroup/pod/app/cpu.max").write_text("max 100000")
     assert host.cpu_quota(second) is None
@@ -44,14 +44,6 @@ def test_the_quota_of_a_container_is_read_from_both_versions_of_control_groups(t
     own_root = system(tmp_path / "root", proc__self__cgroup="0::/somewhere/above\n", sys__fs__cgroup__x="")
     (own_root.root / "sys/fs/cgroup/cpu.max").write_text("50000 100000")
     assert host.cpu_quota(own_root) == 0.5
-    first = system(tmp_path / "1", proc__self__cgroup="4:cpu,cpuacct:/docker/abc\n3:memory:/docker/abc\n")
-    folder = first.root / "sys/fs/cgroup/cpu/docker/abc"
-    folder.mkdir(parents=True)
-    (folder / "cpu.cfs_quota_us").write_text("-1")
-    (folder / "cpu.cfs_period_us").write_text("100000")
-    assert host.cpu_quota(first) is None
-    (folder / "cpu.cfs_quota_us").write_text("250000")
-    assert host.cpu_quota(first) == 2.5
 
 
 def test_more_threads_than_the_quota_allows_are_warned_of(tmp_path):

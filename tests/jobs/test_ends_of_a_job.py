@@ -95,7 +95,7 @@ def test_a_signal_while_waiting_to_restart_ends_the_job(launch):
 
 
 # Python says what it has imported, the supervisor what it starts: each is another moment.
-MOMENTS = ["launcher.modes", "launcher.jobs.supervisor", "drill.command", "starting 2 worker"]
+MOMENTS = ["launcher.modes", "drill.rehearsal", "launcher.jobs.supervisor", "starting 2 worker"]
 
 
 @pytest.mark.parametrize("moment", repeated_but([MOMENTS[0], MOMENTS[3]], MOMENTS))

@@ -12,7 +12,7 @@ import pytest
 
 from launcher import launch as entry
 from launcher.errors import UsageError
-from launcher.jobs.transports import Exec, parse_hosts
+from launcher.jobs.transports import by_command, parse_hosts
 
 
 def divided(hosts):
@@ -161,7 +161,7 @@ def test_dry_run_prints_what_would_run_on_every_host_and_connects_to_none(run, t
 )
 def test_a_command_is_words_where_it_stands_alone_and_else_quoted_for_a_shell(template, before, is_whole):
     words = ["env", "-C", "/my runs", "A={host}"]
-    argv = list(Exec(parse_hosts("a,b", None, None), template).argv(parse_hosts("b", None, None)[0], words))
+    argv = list(by_command(parse_hosts("a,b", None, None), template).argv(parse_hosts("b", None, None)[0], words))
     rest = words if is_whole else [before.pop() + shlex.join(words)]
     assert argv[: len(before) + len(rest)] == before + rest
 

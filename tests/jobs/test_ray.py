@@ -17,7 +17,7 @@ from launched import fault
 from places import PYTHONPATH
 
 from launcher.errors import UsageError
-from launcher.jobs.ray_nodes import Ray
+from launcher.jobs import ray_nodes
 from launcher.jobs.transports import Host, Refusal
 from launcher.machine.ports import free_ports
 
@@ -27,7 +27,7 @@ B, C = "127.0.0.3", "127.0.0.4"
 
 
 def test_a_worker_a_node():
-    transport = Ray(2, "CPU=4,GPU=2")
+    transport = ray_nodes.transport(2, "CPU=4,GPU=2")
     assert transport.hosts == (
         Host(name="ray node 0", address="<ray node 0>"),
         Host(name="ray node 1", address="<ray node 1>"),
@@ -39,11 +39,11 @@ def test_a_worker_a_node():
 @pytest.mark.parametrize("resources", ["", "CPU", "CPU=", "CPU=0", "CPU=1,", "=1", "CPU=1;GPU=1"])
 def test_resources_that_are_none_are_refused(resources):
     with pytest.raises(UsageError, match=re.escape(f"--ray_resources={resources}: write NAME=NUMBER")):
-        Ray(1, resources)
+        ray_nodes.transport(1, resources)
 
 
 def test_what_the_driver_says_is_told_from_what_the_command_says():
-    transport = Ray(1, "CPU=1")
+    transport = ray_nodes.transport(1, "CPU=1")
     said = ["some warning of Ray", "ray: no Ray cluster"]
     assert transport.explain(transport.hosts[0], 64, said) == Refusal(message="no Ray cluster", is_mistake=True)
     assert not transport.explain(transport.hosts[0], 75, said).is_mistake

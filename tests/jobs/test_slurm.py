@@ -20,7 +20,7 @@ from launched import LaunchedJob, fault
 from places import ROOT
 
 from launcher.errors import UsageError
-from launcher.jobs.slurm import Srun
+from launcher.jobs.slurm import srun
 from launcher.jobs.transports import AgentCommand, Host
 
 pytestmark = pytest.mark.slow
@@ -43,18 +43,18 @@ def allocation():
 
 
 def test_workers_are_numbered_node_by_node_in_the_order_of_slurm(allocation):
-    hosts = Srun(allocation, None).hosts
+    hosts = srun(allocation, None).hosts
     assert hosts == (Host(name="n9", address="n9", slots=2), Host(name="n10", address="n10", slots=1))
 
 
 def test_a_number_of_workers_overrules_the_tasks_of_the_job(allocation):
-    assert [host.slots for host in Srun(allocation, 4).hosts] == [2, 2]
+    assert [host.slots for host in srun(allocation, 4).hosts] == [2, 2]
 
 
 def test_without_tasks_every_node_has_one_worker(allocation):
     del allocation["SLURM_NTASKS"]
     allocation["SLURM_TASKS_PER_NODE"] = "32(x2)"  # processors
-    assert [host.slots for host in Srun(allocation, None).hosts] == [1, 1]
+    assert [host.slots for host in srun(allocation, None).hosts] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_without_tasks_every_node_has_one_worker(allocation):
 )
 def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
     with pytest.raises(UsageError) as raised:
-        Srun({**allocation, **changes}, workers)
+        srun({**allocation, **changes}, workers)
     for part in said:
         assert part in str(raised.value)
 
@@ -77,7 +77,7 @@ def test_a_mistake_says_what_to_do(allocation, changes, workers, said):
 @pytest.mark.parametrize("options", ["container-image=x", "--container-image='x"])
 def test_options_of_srun_that_are_none_are_refused(allocation, options):
     with pytest.raises(UsageError, match=f"--srun_options={options}: "):
-        Srun(allocation, None, options)
+        srun(allocation, None, options)
 
 
 @pytest.mark.parametrize("value", ["ten", "-1"])
@@ -110,7 +110,7 @@ def test_a_plan_needs_no_program_of_the_cluster_and_a_job_says_which(
 
 
 def test_an_end_that_srun_reports_is_explained_by_what_the_command_said(allocation):
-    transport = Srun(allocation, None)
+    transport = srun(allocation, None)
     said = [f"{sys.executable}: No module named launcher", "srun: error: n9: task 0: Exited with exit code 1"]
     assert transport.explain(transport.hosts[0], 1, said) is None
     refusal = AgentCommand(python=sys.executable, folder="/").explain(transport.hosts[0], 1, said)
@@ -125,7 +125,7 @@ def test_an_end_that_srun_reports_is_explained_by_what_the_command_said(allocati
     ],
 )
 def test_what_srun_itself_refuses_is_its_own(allocation, line, is_mistake):
-    transport = Srun(allocation, None)
+    transport = srun(allocation, None)
     refusal = transport.explain(transport.hosts[0], 1, [line, "srun: error: Application launch failed"])
     assert refusal.is_mistake == is_mistake and line.removeprefix("srun: error: ") in refusal.message
 

@@ -22,7 +22,7 @@ from launcher.jobs.drill import files
 
 pytestmark = [pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc"), pytest.mark.slow]
 
-READY = "--standby: 2 spare process(es) are ready"
+READY = "--standby: 2 spare process(es) stand by"
 PREPARED = """
 import sys
 from launcher import main
@@ -49,7 +49,7 @@ def spares(job):
 
 @pytest.fixture
 def standing_by(launch):
-    """standing_by(*flags): a job whose workers train without an end, and the spares that are ready."""
+    """standing_by(*flags): a job whose workers train without an end, and the spares that stand by."""
 
     def start(*flags, **options):
         job = launch("--standby", *flags, **{"faults": ENDLESS, **options})

@@ -12,7 +12,7 @@ import pytest
 from launched import LaunchedJob
 from places import ROOT
 
-from launcher.jobs.tpu_vm import TpuVm
+from launcher.jobs.tpu_vm import gcloud as gcloud_to
 
 pytestmark = [pytest.mark.skipif(os.name != "posix", reason="process groups and signals"), pytest.mark.slow]
 
@@ -161,7 +161,7 @@ def test_a_mistake_is_one_message(launch_on_tpu, flags, said):
 
 def test_an_error_of_the_connection_may_pass_and_one_of_the_request_may_not(gcloud, monkeypatch):
     monkeypatch.setenv("PATH", str(gcloud))
-    transport = TpuVm("me@my-tpu", None, None)
+    transport = gcloud_to("me@my-tpu", None, None)
     (host,) = transport.hosts
     assert host.address == "my-tpu"
     lost = transport.explain(host, 255, ["ssh: connect to host 10.0.0.2 port 22: Connection timed out"])

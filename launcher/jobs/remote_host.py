@@ -1,10 +1,9 @@
-"""The connection from the head of a job to one agent: a process of this host, and what the agent said by it."""
+"""A host of a job: the process of this host that connects it with its agent, and what the agent said by it."""
 
 import collections
 import contextlib
 import dataclasses
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import launcher
 from launcher.errors import UsageError
 from launcher.jobs import protocol
 from launcher.jobs.stalls import AwakeClock
-from launcher.jobs.transports import Host, last_words
+from launcher.jobs.transports import Host, Refusal, last_words
 from launcher.machine import child_process
 
 _KEPT_LINES = 50
@@ -21,31 +20,41 @@ _LONGEST_LINE = 500
 _EXIT_SECONDS = 1.0
 
 
-class Connection:
-    """A connection to the agent of one host, from the start of the process that makes it.
-
-    Args:
-      argv: runs the agent there, with its standard streams here.
-      mark: distinguishes this agent and all it starts from any other.
-      hello: what else the agent is told first.
+class RemoteHost:
+    """One host over the life of a job: connected, lost and connected again.
 
     Attributes:
-      host: with the name and the address that the agent has for it, if it has.
+      host: as the person named it, the `number`th of all.
+      first_rank: of its workers, when all hosts are there.
+      place: the host with the name and the address that the agent has for it, if it has.
       facts: what the agent said of itself; None before it did.
-      ports: on its host, one for each of its workers, that were free when the agent said hello or had ended others.
+      ports: on it, one for each of its workers, that were free when the agent said hello or had ended others.
       lost: why nothing more comes, such as "the connection to a ended (…)"; "" while something may.
-      exit_code: of the process, once `lost`.
+      exit_code: of the process that connected it, once `lost`.
       stderr: its last lines, and those on its standard output that are no messages.
+      is_tried: whether a connection was begun, and its end is still to be seen.
+      refusal: why the one before it came to nothing; another is not begun before `retry_at`.
+      failures: in a row, of the job, that were of its workers.
+      marks: of its agents so far, each unlike any other's.
     """
 
-    def __init__(self, host: Host, argv: Sequence[str], mark: str, hello: Mapping[str, Any]):
-        self.host = host
-        self.mark = mark
+    def __init__(self, number: int, host: Host, first_rank: int):
+        self.number = number
+        self.host = self.place = host
+        self.first_rank = first_rank
         self.facts: dict[str, Any] | None = None
         self.ports: list[int] = []
-        self.lost = ""
+        self.lost = "not connected yet"
         self.exit_code: int | None = None
         self.stderr: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        self.is_tried = self.is_left_out = False
+        self.refusal: Refusal | None = None
+        self.retry_at = 0.0
+        self.failures = 0
+        self.marks: list[str] = []
+
+    def connect(self, argv: Sequence[str], hello: Mapping[str, Any]) -> None:
+        """Starts the process that runs the agent there, with its streams here; `hello` is what it is told first."""
         try:
             self._process = child_process.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except OSError as error:
@@ -56,8 +65,10 @@ class Connection:
         self._outgoing = protocol.LineWriter(self._process.stdin.fileno())
         self._clock = AwakeClock(time.monotonic())
         self._heard_at = 0.0
-        self._sending = threading.RLock()
-        self.send({"do": "hello", "mark": mark, **hello})
+        self.place, self.facts, self.lost, self.exit_code = self.host, None, "", None
+        self.stderr.clear()
+        self.is_tried = True
+        self.send({"do": "hello", **hello})
 
     @property
     def is_ready(self) -> bool:
@@ -70,21 +81,22 @@ class Connection:
         if facts is None:
             return ""
         if facts["is"] == "refused":
-            return f"{self.host.name}: {facts['message']}"
+            return f"{self.place.name}: {facts['message']}"
         if (facts["protocol"], facts["launcher"]) != (protocol.VERSION, launcher.__version__):
-            return f"{self.host.name} has launcher {facts['launcher']}; install {launcher.__version__}, as here"
+            return f"{self.place.name} has launcher {facts['launcher']}; install {launcher.__version__}, as here"
         return ""
 
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors that there may be something to read from."""
-        channels = (self._process.stdout, self._process.stderr)
-        return () if self.lost else tuple(pipe.fileno() for pipe in channels if pipe is not None)
+        if self.lost:
+            return ()
+        assert self._process.stdout and self._process.stderr
+        return self._process.stdout.fileno(), self._process.stderr.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Tells the agent something, if it is still there; any thread may."""
-        with self._sending:
-            if not self.lost:
-                self._outgoing.send(message)
+        """Tells the agent something, if it is still there."""
+        if not self.lost:
+            self._outgoing.send(message)
 
     def receive(self, patience_seconds: float = protocol.HEAD_PATIENCE_SECONDS) -> list[dict[str, Any]]:
         """The messages that have come; finds out whether the agent is gone.
@@ -104,34 +116,38 @@ class Connection:
             elif self.facts is None:
                 self._note(line)  # of a login shell that greets everybody
             else:
-                self.drop(f"{self.host.name} sent {line[:80]!r}, which no agent says")
+                self.drop(f"{self.place.name} sent {line[:80]!r}, which no agent says")
         for message in messages:
             if message["is"] in ("hello", "refused"):
                 self.facts = message
-                self.host = dataclasses.replace(self.host, **message.get("place", {}))
+                self.place = dataclasses.replace(self.place, **message.get("place", {}))
             self.ports = message.get("ports", self.ports)
         if self._incoming.is_closed and not self.lost:
             self._end_process()
             said = last_words(self.stderr) if any(self.stderr) else f"exit code {self.exit_code}"
-            self.drop(f"the connection to {self.host.name} ended ({said})")
+            self.drop(f"the connection to {self.place.name} ended ({said})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
-            self.drop(f"nothing was heard from {self.host.name} for {patience_seconds:g} s")
+            self.drop(f"nothing was heard from {self.place.name} for {patience_seconds:g} s")
         else:
-            self._flush()
+            self._outgoing.flush()
         return messages
 
     def drop(self, why: str) -> None:
         """Gives the agent up, unless it is lost; it ends its workers when it notices."""
-        with self._sending:  # nothing is to be sent to whoever gets the number of a closed pipe
-            if self.lost:
-                return
-            self.lost = why
-            if self.exit_code is None:
-                self._kill()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                assert pipe is not None
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if self.lost:
+            return
+        self.lost = why
+        if self.exit_code is None:
+            self._kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def give_up(self, why: str) -> None:
+        """Drops the connection, if there is one, for good: nobody is to ask what has become of it."""
+        self.drop(why)
+        self.is_tried = False
 
     def close(self, seconds: float) -> None:
         """Waits until an agent that was told to end has done so, for `seconds` at most."""
@@ -140,10 +156,6 @@ class Connection:
             self.receive()
             time.sleep(0.01)
         self.drop("closed")
-
-    def _flush(self) -> None:
-        with self._sending:
-            self._outgoing.flush()
 
     def _note_errors(self) -> None:
         for line in self._errors.receive():
