@@ -137,11 +137,11 @@ def fail(seen: str, fix: str, *, exit_code: int = EXIT_USAGE) -> Finding:
 
 def worst(findings: Iterable[Finding]) -> str:
     """Returns the worst status of findings."""
-    found = {finding.status for finding in findings}
-    return next((status for status in (FAIL, WARN) if status in found), OK)
+    statuses = {finding.status for finding in findings}
+    return next((status for status in (FAIL, WARN) if status in statuses), OK)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Exit code of findings: 0 without a failure, 64 if anything has to be fixed, 70 if a check broke, else 75."""
-    found = {finding.exit_code for finding in findings if finding.status == FAIL}
-    return next((code for code in _WORST_FIRST if code in found), EXIT_DONE)
+    codes = {finding.exit_code for finding in findings if finding.status == FAIL}
+    return next((code for code in _WORST_FIRST if code in codes), EXIT_DONE)

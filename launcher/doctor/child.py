@@ -55,7 +55,7 @@ class ChildResult:
     @property
     def how(self) -> str:
         """End of the process in words, with the last lines it printed."""
-        lines = [line for line in self.log.splitlines() if line.strip() and not any(one in line for one in _NOISE)]
+        lines = [line for line in self.log.splitlines() if line.strip() and not any(noise in line for noise in _NOISE)]
         if self.returncode is None:
             return f"did not end within {self.seconds:.0f} s and was stopped{child_process.last_words(lines)}"
         return child_process.describe_end(self.returncode, lines)

@@ -81,7 +81,7 @@ def collective_finding(outcome: child.ChildResult, *, workers: int) -> Finding:
 
 
 def _speeds(sizes: list[child.Answer], replicas: int) -> str:
-    parts = [f"{bytes_text(one.values['bytes'])} in {milliseconds(one.values['seconds'])}" for one in sizes]
+    parts = [f"{bytes_text(size.values['bytes'])} in {milliseconds(size.values['seconds'])}" for size in sizes]
     return f"{', '.join(parts)}: {_bus_bandwidth(sizes[-1], replicas) / 1e9:.3g} GB/s a replica"
 
 

@@ -87,15 +87,15 @@ def examine(
     findings: list[Finding] = []
     skipped: list[dict[str, str]] = []
     for check in checks:
-        found: list[Finding] = []
+        told: list[Finding] = []
         try:
             with _announced(check):
-                found.extend(check.run(context))  # keeps what came before an error
+                told.extend(check.run(context))  # keeps what came before an error
         except Skip as skip:
             skipped.append({"check": check.name, "why": str(skip)})
         except Exception as error:
-            found.append(_broken(error))
-        for finding in found:
+            told.append(_broken(error))
+        for finding in told:
             findings.append(dataclasses.replace(finding, check=check.name))
             if show is not None:
                 show(findings[-1])
@@ -139,9 +139,9 @@ def _wrapped(text: str) -> list[str]:
 
 def show_end(findings: Sequence[Finding], skipped: Sequence[Mapping[str, str]], code: int) -> None:
     """Prints what was not checked and why, and how many findings there are of each kind."""
-    for why in dict.fromkeys(one["why"] for one in skipped):
-        _write(f"not checked: {', '.join(one['check'] for one in skipped if one['why'] == why)} ({why})")
-    counts = [f"{sum(one.status == status for one in findings)} {status}" for status in (OK, WARN, FAIL)]
+    for why in dict.fromkeys(skip["why"] for skip in skipped):
+        _write(f"not checked: {', '.join(skip['check'] for skip in skipped if skip['why'] == why)} ({why})")
+    counts = [f"{sum(finding.status == status for finding in findings)} {status}" for status in (OK, WARN, FAIL)]
     _write(f"{', '.join(counts)}; exit code {code}")
 
 

@@ -4,7 +4,7 @@ import functools
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.doctor import packages
 from launcher.doctor.check import Context, Finding, fail, ok, warn
@@ -113,21 +113,21 @@ def can_be_used(context: Context, name: str, capability: list[int] | None) -> Fi
 def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
     """Findings on why TensorFlow lists none of the GPUs that are there; none if `quiet` and no GPU is."""
     there, listed = device_files(context), ask_driver(context)[0]
-    found = max(len(there), len(listed))
-    if not found:
+    number = max(len(there), len(listed))
+    if not number:
         if not quiet:
             yield ok("CPU only")
         return
     if not count(context):
         hidden = context.environ.get(VARIABLE)
-        yield warn(f"{found} GPU(s) hidden by {VARIABLE}={hidden!r}", "unset it to use them")
+        yield warn(f"{number} GPU(s) hidden by {VARIABLE}={hidden!r}", "unset it to use them")
         return
     words = [f"{gpu.name}, compute capability {gpu.capability or 'not known'}, driver {gpu.driver}" for gpu in listed]
-    seen = "; ".join([f"{found} NVIDIA GPU(s)", *dict.fromkeys(words)])
+    seen = "; ".join([f"{number} NVIDIA GPU(s)", *dict.fromkeys(words)])
     build = context.says("build").values
     if not build.get("is_cuda_build"):
-        capability = [int(number) for number in re.findall(r"\d+", listed[0].capability)] if listed else []
-        fix = _with_kernels(capability or None, before="pip uninstall -y tensorflow-cpu, then ")
+        capability = listed[0].compute_capability if listed else None
+        fix = _with_kernels(capability, before="pip uninstall -y tensorflow-cpu, then ")
         yield warn(f"{seen}; this TensorFlow {_version(context)} is built for CPUs only", fix)
         return
     missing = re.findall(r"Could not load dynamic library '([^']+)'", context.tensorflow.log)
@@ -136,12 +136,13 @@ def not_used(context: Context, *, quiet: bool) -> Iterator[Finding]:
     yield too_old(driver, cuda, seen) or fail(seen, _prebuilt())
 
 
-def _with_kernels(capability: list[int] | None, before: str = "") -> str:
+def _with_kernels(capability: Sequence[int] | None, before: str = "") -> str:
     """Command that installs kernels for a GPU: the newest version, or else an older one."""
     if capability is None:
         return before + _prebuilt()
     gpu = (capability[0], capability[1])
-    fit = [one for one, it in CUDA_WHEELS.items() if accelerators.how_it_runs(it.kernels, gpu) == accelerators.KERNELS]
+    ways = {version: accelerators.how_it_runs(wheels.kernels, gpu) for version, wheels in CUDA_WHEELS.items()}
+    fit = [version for version, way in ways.items() if way == accelerators.KERNELS]
     if list(CUDA_WHEELS)[-1] in fit:
         return before + _prebuilt()
     if fit:

@@ -186,11 +186,11 @@ async def _exchange(cluster: Cluster, facts: Mapping[str, str], wait_seconds: fl
 
 @check("TF_CONFIG, Slurm, Kubernetes, Cloud TPU")
 def cluster(context: Context) -> Iterator[Finding]:
-    found = context.cluster_or_error
-    if isinstance(found, UsageError):
-        yield fail(str(found), "correct the variables, or unset them to train alone")
+    resolved = context.cluster_or_error
+    if isinstance(resolved, UsageError):
+        yield fail(str(resolved), "correct the variables, or unset them to train alone")
     else:
-        yield ok(found.description)
+        yield ok(resolved.description)
 
 
 @check("this worker's port is free, the others' answer", waits_for="waiting for the other workers' doctors")
@@ -216,33 +216,33 @@ def exchanged(context: Context) -> Exchange:
     )
 
 
-def peer_findings(found: Exchange) -> Iterator[Finding]:
+def peer_findings(answers: Exchange) -> Iterator[Finding]:
     """Findings on which workers answered in an exchange, and why the others did not."""
-    own = found.cluster.index
-    if found.listen_error:
+    own = answers.cluster.index
+    if answers.listen_error:
         yield fail(
-            f"cannot listen on this worker's own {found.listen_error} ({found.cluster.workers[own]})",
+            f"cannot listen on this worker's own {answers.listen_error} ({answers.cluster.workers[own]})",
             "end what runs there (ss -ltnp shows it), or give this worker another port",
             exit_code=EXIT_RETRY,
         )
-    missing = [peer for peer in found.peers if not (peer.index == own and found.listen_error)]
+    missing = [peer for peer in answers.peers if not (peer.index == own and answers.listen_error)]
     for state, fix in _FIXES.items():
         if those := [peer for peer in missing if peer.state == state]:
             seen = f"{state}: {_shown(those)}: {those[0].detail}"
             yield fail(seen, fix, exit_code=EXIT_RETRY)
-    yield from _wrong_places(found)
-    if found.others:
-        yield ok(f"{len(found.others)} of {len(found.peers) - 1} other workers answer")
+    yield from _wrong_places(answers)
+    if answers.others:
+        yield ok(f"{len(answers.others)} of {len(answers.peers) - 1} other workers answer")
 
 
 def _shown(peers: Sequence[Peer]) -> str:
     return first([f"worker {peer.index} ({peer.address})" for peer in peers], most=_SHOWN)
 
 
-def _wrong_places(found: Exchange) -> Iterator[Finding]:
+def _wrong_places(answers: Exchange) -> Iterator[Finding]:
     """Findings on clusters that differ from this worker's, and on addresses at which another worker answers."""
-    here = found.cluster.workers
-    for peer in found.peers:
+    here = answers.cluster.workers
+    for peer in answers.peers:
         if peer.state != ANSWERED:
             continue
         if peer.workers != here:
@@ -258,19 +258,19 @@ def _wrong_places(found: Exchange) -> Iterator[Finding]:
             )
 
 
-def agreement_finding(found: Exchange) -> Finding:
+def agreement_finding(answers: Exchange) -> Finding:
     """The finding on versions that differ from this worker's; Skip where nobody else answered."""
-    if not found.others:
+    if not answers.others:
         raise Skip("no other worker answers")
     # A number of GPUs is for the worker to tell that has fewer, so that the others are not taken for the cause.
-    differing = [peer for peer in found.others if {**peer.facts, _GPUS: ""} != {**found.facts, _GPUS: ""}]
+    differing = [peer for peer in answers.others if {**peer.facts, _GPUS: ""} != {**answers.facts, _GPUS: ""}]
     if not differing:
-        return ok("all that answer have " + ", ".join(f"{name} {of}" for name, of in found.facts.items()))
+        return ok("all that answer have " + ", ".join(f"{name} {of}" for name, of in answers.facts.items()))
     other = differing[0]
     parts = [
-        f"{name} {found.facts.get(name, 'missing')} here and {other.facts.get(name, 'missing')} there"
-        for name in sorted({*found.facts, *other.facts})
-        if found.facts.get(name) != other.facts.get(name) and name != _GPUS
+        f"{name} {answers.facts.get(name, 'missing')} here and {other.facts.get(name, 'missing')} there"
+        for name in sorted({*answers.facts, *other.facts})
+        if answers.facts.get(name) != other.facts.get(name) and name != _GPUS
     ]
     return fail(
         f"{_shown(differing)}: {', '.join(parts)}",
@@ -278,10 +278,10 @@ def agreement_finding(found: Exchange) -> Finding:
     )
 
 
-def fewer_gpus(found: Exchange) -> Iterator[Finding]:
+def fewer_gpus(answers: Exchange) -> Iterator[Finding]:
     """The finding on a worker with fewer GPUs than another, which then waits for more replicas than there are."""
-    most = max(found.peers, key=lambda peer: int(peer.facts.get(_GPUS, 0)))
-    here, there = (int(facts.get(_GPUS, 0)) for facts in (found.facts, most.facts))
+    most = max(answers.peers, key=lambda peer: int(peer.facts.get(_GPUS, 0)))
+    here, there = (int(facts.get(_GPUS, 0)) for facts in (answers.facts, most.facts))
     if here < there:
         seen = f"{here} GPUs here, {there} for worker {most.index} ({most.address})"
         yield fail(seen, "restart this host, or take it out of the job")

@@ -33,8 +33,8 @@ def _import(request: dict[str, Any]) -> dict[str, Any]:
 def _build(request: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
-    found = tf.sysconfig.get_build_info().items()
-    return {name: value if isinstance(value, bool) else str(value) for name, value in found}
+    build = tf.sysconfig.get_build_info().items()
+    return {name: value if isinstance(value, bool) else str(value) for name, value in build}
 
 
 def _devices(request: dict[str, Any]) -> dict[str, Any]:
@@ -123,18 +123,18 @@ def _jax_gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     if devices.discover().gpus or not nvidia.visible(os.environ):
         return None
     alone = resolve({})
-    found = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone)
-    jax, count = found.jax, len(found.all)
-    ones = jax.device_put(np.ones((count, 256, 256), np.float32), jax_devices.spread(jax, found.all))
-    if (total := float(jax.jit(lambda one: (one @ one).sum())(ones))) != count * 256.0**3:
+    gpus = jax_devices.start(jax_devices.plan(None, alone, os.environ, devices.Devices()), alone)
+    jax, count = gpus.jax, len(gpus.all)
+    ones = jax.device_put(np.ones((count, 256, 256), np.float32), jax_devices.spread(jax, gpus.all))
+    if (total := float(jax.jit(lambda matrix: (matrix @ matrix).sum())(ones))) != count * 256.0**3:
         raise RuntimeError(f"the GPUs multiply or add up wrongly: the sum is {total}, not {count * 256.0**3}")
-    return {"model": found.all[0].device_kind, "count": count, "bytes": found.memory_bytes}
+    return {"model": gpus.all[0].device_kind, "count": count, "bytes": gpus.memory_bytes}
 
 
 # By name, in the order in which they are taken.
 TOPICS = {
-    one.__name__.removeprefix("_"): one
-    for one in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _jax_gpus)
+    topic.__name__.removeprefix("_"): topic
+    for topic in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _jax_gpus)
 }
 
 

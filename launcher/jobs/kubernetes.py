@@ -83,7 +83,7 @@ _TEMPLATE = Path(__file__).with_name("jobset.yaml")
 
 
 def _values(options: flags.FlagValues, job: Job) -> dict[str, Any]:
-    """What stands in jobset.yaml for the names there, by the flags, which are checked."""
+    """Values for the names in jobset.yaml, by the flags, which are checked."""
     if not options.image:
         raise UsageError("--image is missing: name a container image that has Launcher and your recipe in it")
     if job.on_event:

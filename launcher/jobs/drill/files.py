@@ -53,12 +53,12 @@ def is_kept(model_dir: Path, sha256: str) -> bool:
     return False
 
 
-def difference(one: Path, other: Path) -> str:
+def difference(ours: Path, other: Path) -> str:
     """The difference between the last checkpoints of two runs; empty when their arrays are equal bit for bit."""
     from launcher.checkpoints import CheckpointReadError, CheckpointStore
 
     last = []
-    for model_dir in (one, other):
+    for model_dir in (ours, other):
         store = CheckpointStore(str(model_dir / "checkpoints"))
         try:
             step = store.latest()

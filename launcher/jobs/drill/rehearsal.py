@@ -236,7 +236,7 @@ class Drill:
         }
 
     def _failures(self, struck: Attempt, healed: Attempt, fault: Fault) -> list[str]:
-        """What was not as it should be in the attempt with the fault and in the one after it."""
+        """Failures of the attempt with the fault and of the one after it."""
         kind, first, failures = self.kind, healed.first_step, []
         if kind == PREEMPT:
             exit_code = struck.decision.exit_code if struck.decision else None
