@@ -25,10 +25,10 @@ def all_steps(model_dir: Path) -> list[int]:
         return []
 
 
-def damage(model_dir: Path, step: int) -> str:
-    """Flips bytes in the middle of a checkpoint's largest file, as a bad disk does; returns the file's new SHA-256."""
+def damage(model_dir: Path, step: int) -> tuple[int, int]:
+    """Flips bytes in the middle of a checkpoint's largest file, as a bad disk does; returns the file's size and time."""
     from launcher.checkpoints import CheckpointStore
-    from launcher.checkpoints.manifest import folder_name, sha256_of
+    from launcher.checkpoints.manifest import folder_name
 
     folder = model_dir / "checkpoints" / folder_name(step)
     names = CheckpointStore(str(model_dir / "checkpoints")).manifest(step)["files"]
@@ -38,19 +38,22 @@ def damage(model_dir: Path, step: int) -> str:
         before = file.read(_DAMAGED_BYTES)
         file.seek(-len(before), 1)
         file.write(bytes(byte ^ 0xFF for byte in before))
-    return sha256_of(path)
+    return _size_and_time(path)
 
 
-def is_kept(model_dir: Path, sha256: str) -> bool:
+def is_kept(model_dir: Path, damaged: tuple[int, int]) -> bool:
     """Whether a damaged file is still there, under whatever name, for a person to look at."""
-    from launcher.checkpoints.manifest import sha256_of
-
-    for _ in range(3):  # again, because it may get its other name between being listed and being read
-        for path in sorted((model_dir / "checkpoints").rglob("*")):
-            with contextlib.suppress(OSError):  # a folder, or moved or retired meanwhile
-                if sha256_of(path) == sha256:
+    for _ in range(3):  # again, because it may get its other name between being listed and being looked at
+        for path in (model_dir / "checkpoints").rglob("*"):
+            with contextlib.suppress(OSError):  # moved or retired meanwhile
+                if _size_and_time(path) == damaged:
                     return True
     return False
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def difference(ours: Path, other: Path) -> str:

@@ -101,7 +101,7 @@ class Fault:
     at: float
     step: int
     damaged_step: int | None = None
-    damaged_sha256: str = ""
+    damaged: tuple[int, int] | None = None
     kept: bool = False
 
     def until(self, at: float | None) -> float | None:
@@ -261,17 +261,17 @@ class Drill:
     def _after_attempt(self, attempt: Attempt) -> None:
         attempt.newest_checkpoint = files.newest_step(self._model_dir)
         fault = self.fault
-        if self.kind == CORRUPT and fault and not fault.damaged_sha256 and attempt.newest_checkpoint is not None:
+        if self.kind == CORRUPT and fault and not fault.damaged and attempt.newest_checkpoint is not None:
             fault.damaged_step = attempt.newest_checkpoint
-            fault.damaged_sha256 = files.damage(self._model_dir, fault.damaged_step)
+            fault.damaged = files.damage(self._model_dir, fault.damaged_step)
             self._console.note(f"drill: the checkpoint of step {fault.damaged_step} is damaged now")
 
     def _note(self, attempt: Attempt, report: Report, step: int) -> None:
         if attempt.first_step is None:
             attempt.first_step = report.first_step
-            if self.fault and self.fault.damaged_sha256:
+            if self.fault and self.fault.damaged:
                 # Now it has been skipped. Later, when that step is done anew, its checkpoint may be written anew.
-                self.fault.kept = files.is_kept(self._model_dir, self.fault.damaged_sha256)
+                self.fault.kept = files.is_kept(self._model_dir, self.fault.damaged)
         attempt.furthest_step = max(attempt.furthest_step, step)
         if attempt.training_at is None and attempt.first_step is not None and step > attempt.first_step:
             attempt.training_at = report.monotonic
