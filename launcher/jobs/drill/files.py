@@ -26,7 +26,7 @@ def all_steps(model_dir: Path) -> list[int]:
 
 
 def damage(model_dir: Path, step: int) -> tuple[int, int]:
-    """Flips bytes in the middle of a checkpoint's largest file, as a bad disk does; returns the file's size and time."""
+    """Flips bytes of a checkpoint's largest file, as a bad disk does; returns the file's size and time."""
     from launcher.checkpoints import CheckpointStore
     from launcher.checkpoints.manifest import folder_name
 
