@@ -11,7 +11,6 @@ from typing import Any
 import launcher
 from launcher.errors import UsageError
 from launcher.jobs import protocol
-from launcher.jobs.stalls import AwakeClock
 from launcher.jobs.transports import Host, Refusal, last_words
 from launcher.machine import child_process
 
@@ -63,7 +62,6 @@ class RemoteHost:
         self._errors = protocol.LineReader(self._process.stderr.fileno())
         self._incoming = protocol.LineReader(self._process.stdout.fileno())
         self._outgoing = protocol.LineWriter(self._process.stdin.fileno())
-        self._clock = AwakeClock(time.monotonic())
         self._heard_at = 0.0
         self.place, self.facts, self.lost, self.exit_code = self.host, None, "", None
         self.stderr.clear()
@@ -105,7 +103,7 @@ class RemoteHost:
         """
         if self.lost:
             return []
-        now = self._clock.advance(time.monotonic())
+        now = time.monotonic()
         self._note_errors()
         messages = []
         for line in self._incoming.receive():
@@ -128,7 +126,7 @@ class RemoteHost:
             self.drop(f"the connection to {self.place.name} ended ({said})")
         elif self.is_ready and now - self._heard_at > patience_seconds:
             self.drop(f"nothing was heard from {self.place.name} for {patience_seconds:g} s")
-        else:
+        elif not self.lost:
             self._outgoing.flush()
         return messages
 
