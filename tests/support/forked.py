@@ -134,7 +134,11 @@ class Server:
         with theirs:
             command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *self._modules]
             nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(command, env=dict(environ), pass_fds=[theirs.fileno()], check=True, cwd="/", **nothing)
+            # Not what the first process alone is to find, such as a PATH that leads nowhere.
+            early = {name: value for name, value in environ.items() if name.startswith(_IMPORTED_AT_START)}
+            subprocess.run(
+                command, env={**os.environ, **early}, pass_fds=[theirs.fileno()], check=True, cwd="/", **nothing
+            )
         return self._control
 
     def close(self) -> None:
