@@ -19,17 +19,15 @@ def write_pairs(folder: Path, *, held_out: int = 23) -> list[tuple[str, str]]:
     every = pairs()
     kept = every[:: len(every) // held_out][:held_out]
     for name, part in (("train", [pair for pair in every if pair not in kept]), ("eval", kept)):
-        for side, suffix in enumerate(("source", "target")):
-            (folder / f"{name}.{suffix}").write_text("".join(pair[side] + "\n" for pair in part))
+        (folder / f"{name}.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in part))
     return kept
 
 
 def pair_bindings(folder: Path) -> list[str]:
     """A translation recipe's bindings for them: a model of a few thousand weights."""
     return [
-        "text_pairs.name = 'files'",
-        *(f"file_pairs.{name}_file = '{folder}/train.{name}'" for name in ("source", "target")),
-        *(f"file_pairs.eval_{name}_file = '{folder}/eval.{name}'" for name in ("source", "target")),
+        f"text_pairs.name = 'tsv:{folder}/train.tsv'",
+        f"tsv_pairs.eval_files = '{folder}/eval.tsv'",
         "text_pairs.vocab_size = 290",
         "text_pairs.max_length = 20",
         "text_pairs.row_length = 40",

@@ -21,7 +21,6 @@ import tensorflow as tf
 from launcher.config.bound_types import check_value
 from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
-from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlCorpus, LinesCorpus
 from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, chosen
@@ -96,28 +95,20 @@ class TextCorpus(TextRows[str]):
 
     def _packed(self, texts: Iterable[str], *, context: int) -> tuple[dict[str, np.ndarray], int]:
         """The rows as they are stored, none if there are no texts, and the texts' UTF-8 bytes."""
-        dtype = packing.token_dtype(self.vocab_size)
-        tokens, targets, size = [], [], 0
-        for block in rows.blocks(texts, _BLOCK):
-            size += sum(len(text.encode()) for text in block)
-            pieces = [
-                piece
-                for document in self.vocabulary.encode(block)
-                for piece in cut([BEGIN, *document, END], length=self.length, context=context)
-            ]
-            tokens.append(Sequences.gather([read for read, _ in pieces], dtype))
-            targets.append(Sequences.gather([predicted for _, predicted in pieces], dtype))
-        if not tokens:
+        size = 0
+
+        def pieces() -> Iterator[list[tuple[list[int], list[int]]]]:
+            nonlocal size
+            for block in rows.blocks(texts, _BLOCK):
+                size += sum(len(text.encode()) for text in block)
+                documents = ([BEGIN, *document, END] for document in self.vocabulary.encode(block))
+                yield [piece for document in documents for piece in cut(document, length=self.length, context=context)]
+
+        kinds = packing.gathered(pieces(), packing.token_dtype(self.vocab_size))
+        if not len(kinds[0]):
             return {}, 0
-        order = packing.scattered(sum(len(part) for part in tokens))
-        read, predicted = (Sequences.concatenate(parts, dtype).select(order) for parts in (tokens, targets))
-        plan = packing.first_fit(read.lengths[:, np.newaxis], self.length)
-        filled, positions = packing.fill(read, plan, 0, self.length)
-        return {
-            "tokens": filled,
-            "targets": packing.fill(predicted, plan, 0, self.length)[0],
-            "positions": positions,
-        }, size
+        (tokens, positions), (targets, _) = packing.filled(kinds, self.length)
+        return {"tokens": tokens, "targets": targets, "positions": positions}, size
 
 
 def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[list[int], list[int]]]:

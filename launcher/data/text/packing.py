@@ -7,7 +7,8 @@ example stand in the same row, in the same order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,22 +33,20 @@ class Sequences:
         """The place in `tokens` where each begins."""
         return np.cumsum(self.lengths) - self.lengths
 
-    @classmethod
-    def gather(cls, rows: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> Sequences:
-        """The sequences of lists of tokens."""
-        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
-        return cls(np.fromiter((token for row in rows for token in row), dtype, int(lengths.sum())), lengths)
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Sequences], dtype: npt.DTypeLike) -> Sequences:
-        """The sequences of all parts in their order; without any, an empty one of type `dtype`."""
-        parts = [cls(np.zeros(0, dtype), np.zeros(0, np.int64)), *parts]
-        return cls(np.concatenate([part.tokens for part in parts]), np.concatenate([part.lengths for part in parts]))
-
     def select(self, chosen: np.ndarray) -> Sequences:
         """The sequences at `chosen`, int64 [m], in that order."""
         lengths = self.lengths[chosen]
         return Sequences(self.tokens[_ranges(self.starts[chosen], lengths)], lengths)
+
+
+def gathered(blocks: Iterable[Sequence[tuple[Sequence[int], Sequence[int]]]], dtype: npt.DTypeLike) -> list[Sequences]:
+    """First and second sequences of examples, which come in blocks: two lists of tokens each."""
+    parts = [([np.zeros(0, dtype)], [np.zeros(0, np.int64)]) for _ in range(2)]
+    for block in blocks:
+        for (tokens, lengths), kind in zip(parts, zip(*block, strict=True), strict=False):  # of an empty block, none
+            lengths.append(np.fromiter(map(len, kind), np.int64, len(kind)))
+            tokens.append(np.fromiter(itertools.chain.from_iterable(kind), dtype, int(lengths[-1].sum())))
+    return [Sequences(np.concatenate(tokens), np.concatenate(lengths)) for tokens, lengths in parts]
 
 
 class Plan(NamedTuple):
@@ -83,9 +82,16 @@ def first_fit(lengths: np.ndarray, capacity: int) -> Plan:
     return Plan(rows, offsets, used)
 
 
-def one_a_row(count: int, kinds: int) -> Plan:
-    """Every example in a row of its own."""
-    return Plan(np.arange(count), np.zeros((count, kinds), np.int64), count)
+def filled(kinds: Sequence[Sequences], capacity: int, *, packed: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The rows of examples of one or more kinds of sequences, see `fill`: packed, or each in one of its own."""
+    count = len(kinds[0])
+    if packed:
+        order = scattered(count)
+        kinds = [kind.select(order) for kind in kinds]
+        plan = first_fit(np.stack([kind.lengths for kind in kinds], axis=1), capacity)
+    else:
+        plan = Plan(np.arange(count), np.zeros((count, len(kinds)), np.int64), count)
+    return [fill(sequences, plan, kind, capacity) for kind, sequences in enumerate(kinds)]
 
 
 def fill(sequences: Sequences, plan: Plan, kind: int, capacity: int) -> tuple[np.ndarray, np.ndarray]:

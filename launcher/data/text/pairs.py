@@ -3,7 +3,6 @@
     tfds:NAME             any TFDS translation set: tfds:wmt14_translate/de-en
     tsv:GLOB              own files, two columns of each line a pair
     jsonl:GLOB            own files, the fields jsonl_pairs.source_language and target_language of each line a pair
-    files                 file_pairs.source_file and target_file, one sentence a line
 
 Training batches are {"source", "target_in", "target_out": int32 [b, row_length], "weight": float32 [b]} and, when
 packed, "source_segments", "source_positions", "target_segments" and "target_positions" of the same shape. A source
@@ -26,9 +25,8 @@ from absl import logging
 from launcher.config.bound_types import check_value
 from launcher.data.pipeline import ArrayExamples, Batch, ExamplesEvaluation, Shard
 from launcher.data.text import packing, rows, storage
-from launcher.data.text.files import FilePairs, Pair
 from launcher.data.text.packing import Sequences
-from launcher.data.text.patterns import JsonlPairs, TsvPairs
+from launcher.data.text.patterns import JsonlPairs, Pair, TsvPairs
 from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, chosen
 from launcher.data.text.tfds_text import TfdsPairs
@@ -38,7 +36,8 @@ from launcher.errors import UsageError
 _BLOCK = 10_000
 _DECODE = "decode.source"  # the key of held-out sources, one a row
 _SIDES = ("source", "target")
-_KINDS = {"files": FilePairs, "tsv:": TsvPairs, "jsonl:": JsonlPairs, "tfds:": TfdsPairs}
+_STORED = ("source", "source_positions", "target", "target_positions")
+_KINDS = {"tsv:": TsvPairs, "jsonl:": JsonlPairs, "tfds:": TfdsPairs}
 
 
 @gin.configurable("text_pairs")
@@ -47,7 +46,7 @@ class TextPairs(TextRows[Pair]):
 
     Args:
       source: where pairs come from, such as `@tfds_pairs()`, or a class of yours, as in gin_configs/data.
-      name: in place of a source: "tfds:NAME", "tsv:GLOB", "jsonl:GLOB" or "files".
+      name: in place of a source: "tfds:NAME", "tsv:GLOB" or "jsonl:GLOB".
       vocab_size: token ids, one vocabulary for both sides.
       max_length: tokens of the longest source or target, with its end. Longer pairs are left out of training and cut
         in evaluation.
@@ -119,38 +118,30 @@ class TextPairs(TextRows[Pair]):
         if not len(train[0]):
             raise UsageError(f"no pair of {self.name!r} fits text_pairs.max_length = {self.max_length}; raise it")
         held_out, _ = self._sequences(self.eval_pairs, cut=True)
-        arrays = rows.split(self._packed(train), self._packed(held_out) if len(held_out[0]) else {})
+        arrays = rows.split(self._filled(train), self._filled(held_out) if len(held_out[0]) else {})
         if len(held_out[0]):
-            alone = packing.one_a_row(len(held_out[0]), len(_SIDES))
-            arrays[_DECODE] = packing.fill(held_out[0], alone, 0, self.max_length)[0]
+            arrays[_DECODE] = packing.filled(held_out[:1], self.max_length, packed=False)[0][0]
         return arrays, {"dropped": dropped, "pairs": total}
 
-    def _sequences(self, pairs: Iterable[Pair], *, cut: bool) -> tuple[tuple[Sequences, Sequences], int]:
+    def _sequences(self, pairs: Iterable[Pair], *, cut: bool) -> tuple[list[Sequences], int]:
         """Both sides of the pairs, and how many are left out; those that are too long are, or are cut."""
-        dtype, limit = packing.token_dtype(self.vocab_size), self.max_length - 1
-        blocks: tuple[list[Sequences], list[Sequences]] = ([], [])
-        dropped = 0
-        for block in rows.blocks(pairs, _BLOCK):
-            both = zip(*(self.vocabulary.encode(side) for side in zip(*block, strict=True)), strict=True)
-            kept = [pair for pair in both if cut or max(map(len, pair)) <= limit]
-            dropped += len(block) - len(kept)
-            for kind, into in enumerate(blocks):
-                into.append(Sequences.gather([[*pair[kind][:limit], END] for pair in kept], dtype))
-        return (Sequences.concatenate(blocks[0], dtype), Sequences.concatenate(blocks[1], dtype)), dropped
+        limit, dropped = self.max_length - 1, 0
 
-    def _packed(self, sequences: tuple[Sequences, Sequences]) -> dict[str, np.ndarray]:
+        def kept() -> Iterator[list[tuple[list[int], list[int]]]]:
+            nonlocal dropped
+            for block in rows.blocks(pairs, _BLOCK):
+                sides = (self.vocabulary.encode(side) for side in zip(*block, strict=True))
+                both = [pair for pair in zip(*sides, strict=True) if cut or max(map(len, pair)) <= limit]
+                dropped += len(block) - len(both)
+                yield [([*source[:limit], END], [*target[:limit], END]) for source, target in both]
+
+        kinds = packing.gathered(kept(), packing.token_dtype(self.vocab_size))
+        return kinds, dropped
+
+    def _filled(self, kinds: list[Sequences]) -> dict[str, np.ndarray]:
         """The rows as they are stored; `_finish` makes the rest of them."""
-        if self.packed:
-            order = packing.scattered(len(sequences[0]))
-            source, target = (part.select(order) for part in sequences)
-            plan = packing.first_fit(np.stack([source.lengths, target.lengths], axis=1), self.row_length)
-        else:
-            source, target = sequences
-            plan = packing.one_a_row(len(source), len(_SIDES))
-        filled = {}
-        for kind, (name, part) in enumerate(zip(_SIDES, (source, target), strict=True)):
-            filled[name], filled[f"{name}_positions"] = packing.fill(part, plan, kind, self.row_length)
-        return filled
+        sides = packing.filled(kinds, self.row_length, packed=self.packed)
+        return dict(zip(_STORED, itertools.chain.from_iterable(sides), strict=True))
 
     def _finish(self, stored: Batch) -> Batch:
         batch = {key: tf.cast(value, tf.int32) for key, value in stored.items()}

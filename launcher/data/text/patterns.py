@@ -9,6 +9,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import hashlib
+import io
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -17,9 +19,9 @@ import gin
 
 from launcher.data import files
 from launcher.data.text import storage
-from launcher.data.text.files import Pair, content_digest, decoded_lines
 from launcher.errors import UsageError, listed
 
+Pair = tuple[str, str]
 Item = TypeVar("Item", str, Pair)
 
 
@@ -66,7 +68,7 @@ class PatternTexts(abc.ABC, Generic[Item]):
     def digest(self) -> str:
         train, held_out = self._paths
         taken = dataclasses.astuple(self)[len(dataclasses.fields(PatternTexts)) :]  # out of each line
-        return storage.digest(self._kind, content_digest(*train), content_digest(*held_out), *taken, self._share)
+        return storage.digest(self._kind, _content_digest(*train), _content_digest(*held_out), *taken, self._share)
 
     def train(self) -> Iterator[Item]:
         return (item for item in self._items(self._paths[0]) if not self._is_held_out(item))
@@ -82,7 +84,7 @@ class PatternTexts(abc.ABC, Generic[Item]):
 
     def _items(self, paths: Sequence[str]) -> Iterator[Item]:
         for path in paths:
-            for number, line in enumerate(decoded_lines(path), start=1):
+            for number, line in enumerate(_decoded_lines(path), start=1):
                 try:
                     item = self.read(line)
                 except ValueError as error:
@@ -185,3 +187,29 @@ def _field(content: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"field {name!r} is no text but {type(value).__name__}")
     return value
+
+
+def _content_digest(*paths: str) -> str:
+    """A digest of what the files hold."""
+    content = hashlib.sha256()
+    for path in paths:
+        with files.opened(path) as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                content.update(block)
+        content.update(b"\0%d" % files.version(path)[0])  # where one file ends and the next begins
+    return content.hexdigest()
+
+
+def _decoded_lines(path: str) -> Iterator[str]:
+    """The lines without their ends; only a line feed, or both with a carriage return, ends one.
+
+    Raises:
+      UsageError: the file cannot be read, or is not UTF-8.
+    """
+    with files.opened(path) as opened:
+        file = io.BufferedReader(opened, 1 << 20) if isinstance(opened, io.RawIOBase) else opened
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{path} is not UTF-8: line {number}, {error.reason}; convert it") from None

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.data.text import packing
-from launcher.data.text.packing import Sequences
 
 
 @st.composite
@@ -21,7 +20,7 @@ def pairs(draw):
 @settings(max_examples=150, derandomize=True)
 def test_packing_loses_and_doubles_nothing_and_keeps_pairs_together(drawn):
     capacity, examples = drawn
-    kinds = [Sequences.gather([pair[kind] for pair in examples], np.uint16) for kind in range(2)]
+    kinds = packing.gathered([examples], np.uint16)
     lengths = np.stack([kind.lengths for kind in kinds], axis=1)
     plan = packing.first_fit(lengths, capacity)
     rows = [packing.fill(kind, plan, index, capacity) for index, kind in enumerate(kinds)]
@@ -55,7 +54,7 @@ def test_a_sequence_longer_than_a_row_is_our_mistake():
 def test_selected_sequences_are_those_asked_for(rows, data):
     chosen = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(0, len(rows)))]
     cut = data.draw(st.integers(0, len(rows)))
-    whole = Sequences.concatenate([Sequences.gather(part, np.int32) for part in (rows[:cut], rows[cut:])], np.int32)
+    whole, _ = packing.gathered([[(row, []) for row in part] for part in (rows[:cut], rows[cut:])], np.int32)
     selected = whole.select(np.array(chosen, np.int64))
     parts = np.split(selected.tokens, np.cumsum(selected.lengths))[:-1]
     assert [part.tolist() for part in parts] == [rows[index] for index in chosen]

@@ -160,13 +160,12 @@ def test_a_set_without_held_out_pairs_says_so():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "file"}, "unknown; did you mean 'files'"),
+        ({"name": "tvs:a"}, "unknown; did you mean 'tsv:'"),
         ({"name": "wmt14_translate/de-en"}, "did you mean 'tfds:wmt14_translate/de-en'"),
         ({"vocab_size": 100}, "vocab_size = 100 is too small"),
         ({"max_length": 1}, "max_length = 1: must be 2 or more"),
         ({"row_length": 20}, "row_length = 20: must be 30, or more"),
         ({"row_length": 60, "packed": False}, "or more if packed"),
-        ({"name": "files", "source_file": "a", "target_file": "b", "eval_source_file": "c"}, "belong together"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_when_they_are_bound(arguments, words):

@@ -29,6 +29,8 @@ def written(tmp_path, monkeypatch):
 def test_lines_of_all_files_are_documents_in_the_order_of_the_names(written, tmp_path):
     written(b="third\r\nfourth", a="first\n\nsecond\n", c="fifth\n")
     assert list(LinesCorpus("[ab]", eval_share=0).train()) == ["first", "second", "third", "fourth"]
+    written(d="two\u2028still two\n", e="zwei\x0bnoch zwei")  # what str.splitlines() would cut
+    assert [*LinesCorpus("[de]", eval_share=0).train()] == ["two\u2028still two", "zwei\x0bnoch zwei"]
     found = LinesCorpus("[ab]", eval_files=f"{tmp_path}/c")
     assert list(found.held_out()) == ["fifth"] and len(list(found.train())) == 4
 
@@ -84,6 +86,10 @@ def test_another_content_another_field_and_another_share_are_another_set(written
     assert JsonlCorpus("a").digest() != JsonlCorpus("a", text_feature="title").digest()
     written(a="two\n")
     assert before != LinesCorpus("a").digest()
+    written(b="one\n", c="eins\n")
+    before = LinesCorpus("[bc]").digest()
+    written(b="one\nei", c="ns\n")  # the same bytes, cut elsewhere
+    assert before != LinesCorpus("[bc]").digest()
 
 
 def test_own_texts_train_and_evaluate(written):
