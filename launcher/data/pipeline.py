@@ -185,13 +185,10 @@ class ExamplesEvaluation:
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
-            position = _positions(shard, element)
-            end = (element // shard.local_replicas + 1) * shard.global_batch_size
-            real = position < tf.minimum(end, len(self.examples))
-            # Padding repeats example 0: any real one will do, and an empty one might not be finite in a norm.
-            batch = call_converted(self.examples.fetch, tf.where(real, position, 0))
+            position, real = _positions_of_epochs(shard, element, len(self.examples))
+            batch = call_converted(self.examples.fetch, position)
             batch = batch if finish is None else call_converted(finish, batch)
-            return weighted(batch, shard.per_replica_batch_size, tf.cast(real, tf.float32))
+            return weighted(batch, shard.per_replica_batch_size, real)
 
         elements = self.steps(shard.global_batch_size) * shard.local_replicas
         return batch_pipeline(_not_rewritten(tf.data.Dataset.range(elements)), batch_at)
@@ -345,14 +342,12 @@ class RandomAccessData:
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
+            position, real = _positions(shard, element), None
             if self.whole_epochs:
                 position, real = _positions_of_epochs(shard, element, size)
-                batch, _ = examples_at(position)
-                return weighted(batch, count, real)
-            position = _positions(shard, element)
             if self.mix is None:
                 batch, _ = examples_at(position)
-                return weighted(batch, count)
+                return weighted(batch, count, real)
             others = partner_positions(position, seed=shard.seed, size=size)
             both, seeds = examples_at(tf.concat([position, others], axis=0))
             batch, partner = ({key: value[part] for key, value in both.items()} for part in halves)

@@ -49,18 +49,16 @@ class Structure:
         """Sizes of an example by a batch's keys, but for the weight that marks what fills it up."""
         return {key: inner_sizes(leaf) for key, leaf in self._leaves.items()}
 
-    def example(self) -> dict[str, tf.Tensor]:
-        """A batch of one example that is all zeros, or empty strings, as large as one of the first batch."""
-        sizes = self._sizes()
+    def example(self, rows: Any = 1) -> dict[str, tf.Tensor]:
+        """A batch of so many rows that are all zeros, or empty strings, as large as those of the first batch."""
+        sizes: dict[str, Any] = {}
+        if self.unknown:
+            with tf.init_scope():  # it is read now, also where a step is traced
+                sizes = {key: leaf.shape[1:] for key, leaf in self._first().items()}
         return {
-            key: tf.zeros([1, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf)) for key, leaf in self._leaves.items()
+            key: tf.zeros([rows, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
+            for key, leaf in self._leaves.items()
         }
-
-    def _sizes(self) -> dict[str, Any]:
-        if not self.unknown:
-            return {}
-        with tf.init_scope():  # it is read now, also where a step is traced
-            return {key: leaf.shape[1:] for key, leaf in self._first().items()}
 
     @property
     def rows(self) -> int | None:
@@ -71,13 +69,8 @@ class Structure:
 
     def traced(self) -> Any:
         """An element as in a graph that is traced, of zeros: of unknown length, unless all have the same."""
-        sizes, known = self._sizes(), self.rows
-
-        def zeros(key: str, leaf: Any) -> tf.Tensor:
-            size = tf.random.uniform([], 1, 2, tf.int32) if known is None else known
-            return tf.zeros([size, *sizes.get(key, inner_sizes(leaf))], _dtype(leaf))
-
-        return self.element(*self.pack({key: zeros(key, leaf) for key, leaf in self._leaves.items()}))
+        rows = tf.random.uniform([], 1, 2, tf.int32) if self.rows is None else self.rows
+        return self.element(*self.pack(self.example(rows)))
 
     def element(self, x: Any, y: Any, sample_weight: Any) -> Any:
         """The element of these parts that Keras's `fit` gives `train_step`: of a dataset, as its own are."""
