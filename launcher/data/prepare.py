@@ -17,12 +17,10 @@ import errno
 import os
 import shutil
 import sys
-import threading
 import time
 import traceback
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -197,24 +195,16 @@ def _by_hand_message(name: str, words: str) -> str:
 
 def _probe(url: str) -> str | None:
     """Why `url` cannot be downloaded; None if it can. Quick: TFDS itself would retry for minutes."""
-    outcome = [f"no answer within {_PROBE_SECONDS:.0f} s"]
+    import requests  # TFDS downloads with it
 
-    def ask() -> None:
-        request = urllib.request.Request(url, method="HEAD")
-        try:
-            with urllib.request.urlopen(request, timeout=_PROBE_SECONDS):
-                outcome[0] = ""
-        except urllib.error.HTTPError as error:
-            # A server that only refuses to be asked this way may still give the file.
-            outcome[0] = "" if error.code in (405, 501) else str(error)
-        except (OSError, ValueError) as error:
-            outcome[0] = str(getattr(error, "reason", error))
-
-    # In a thread because the time limit does not cover looking up the name.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PROBE_SECONDS)
-    return outcome[0] or None
+    try:
+        answer = requests.head(url, timeout=_PROBE_SECONDS, allow_redirects=True)
+        # A server that only refuses to be asked this way may still give the file.
+        if answer.status_code not in (405, 501):
+            answer.raise_for_status()
+    except requests.RequestException as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -229,7 +219,7 @@ def readable_errors(name: str, builder: Any) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "NonMatchingChecksumError":
             raise LauncherError(f"a file is not the one that TFDS knows: {error}") from None
-        import requests  # TFDS downloads with it
+        import requests  # late: see `_probe`
 
         if kind == "DownloadError" or isinstance(error, requests.exceptions.RequestException | urllib.error.URLError):
             raise PeerError(f"the download failed, run the same command again to go on: {error}") from None

@@ -12,12 +12,10 @@ import tensorflow as tf
 
 from launcher.config.bound_types import check_value
 from launcher.data.text.corpus import TextCorpus
-from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import decode, drawn, likeliest, without
 from launcher.machine.no_autograph import no_autograph
-from launcher.tasks.base import Served, check_builder
-from launcher.tasks.text import Sums, TextTask, model_sums, padded, rows_of
+from launcher.tasks.text import Sums, TextTask, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
@@ -50,31 +48,23 @@ class LanguageModelling(TextTask):
         top_p: float = 0.95,
         sampling_seed: int = 0,
     ):
-        check_builder("language_modelling.model", model, "@language_model")
-        check_value("language_modelling.label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "in [0, 1)")
+        super().__init__(data, model, label_smoothing, name="language_modelling", example="@language_model")
         most = data.length - 1
         check_value("language_modelling.max_new_tokens", max_new_tokens, 1 <= max_new_tokens <= most, f"1 to {most}")
         check_value("language_modelling.temperature", temperature, 0 <= temperature < math.inf, "0 or more")
         check_value("language_modelling.top_p", top_p, 0 < top_p <= 1, "in (0, 1]")
-        super().__init__(data, model, "text_corpus.vocab_size")
-        self._label_smoothing = label_smoothing
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
         self._top_p = top_p
         self._sampling_seed = sampling_seed
         self.nominal_weight_per_example = float(data.length)
-        self.logits_shape = (data.length, data.vocab_size)
         self.evaluation_metrics = ("bits_per_byte", "perplexity")
+
+    targets, size_binding = "targets", "text_corpus.vocab_size"
 
     @no_autograph
     def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
-        loss, weight, metrics = model_sums(
-            model,
-            batch,
-            batch["targets"],
-            training=training,
-            label_smoothing=self._label_smoothing if training else 0.0,
-        )
+        loss, weight, metrics = super().loss(model, batch, training)
         if not training:
             # Bits a byte are a mean over bytes. The mean is taken over tokens, each of which has so many of them.
             metrics["bits_per_byte"] = loss / (math.log(2) * self._data.bytes_per_token)
@@ -97,22 +87,14 @@ class LanguageModelling(TextTask):
         lengths = given + self._max_new_tokens
         return decode(step, cache, prompt, max_length=steps, end=END, lengths=lengths, choose=choose)
 
-    def served(self, model: keras.Model) -> Served:
-        """Texts in, the same texts and how they go on out; all draws are those of one seed."""
-        vocabulary, room = GraphVocabulary(self.vocabulary), self._data.length - self._max_new_tokens
-
-        @no_autograph
-        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
-            begun = tf.concat([tf.fill([tf.size(text), 1], BEGIN), vocabulary.encode(text)], axis=1)
-            prompt = begun[:, -room:].to_tensor(PADDING, shape=[None, room])
-            return {"text": vocabulary.decode(self.generate(model, {"prompt": prompt}))}
-
-        return Served("text", serve, [vocabulary])
-
-    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
         """Prompts; of a long line only the end, so that the row the model was trained on has room to go on."""
         room = self._data.length - self._max_new_tokens
-        tokens = [[BEGIN, *line][-room:] for line in self.vocabulary.encode(lines)]
+        begun = tf.concat([tf.fill([ids.nrows(), 1], BEGIN), ids], axis=1)
+        return {"prompt": begun[:, -room:].to_tensor(PADDING, shape=[None, room])}
+
+    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+        prompts = super().encode_lines(lines)["prompt"]
         # Few lengths make few programs.
-        length = min(room, 1 << (max(map(len, tokens), default=1) - 1).bit_length())
-        return {"prompt": padded(tokens, max(length, 1))}
+        longest = int(np.count_nonzero(prompts, axis=1).max(initial=1))
+        return {"prompt": prompts[:, : 1 << (longest - 1).bit_length()]}

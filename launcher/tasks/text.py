@@ -8,12 +8,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.config.bound_types import check_value
 from launcher.data.text.corpus import TextCorpus
+from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
+from launcher.machine.no_autograph import no_autograph
 from launcher.reporting.units import bytes_text
-from launcher.tasks.base import Assets, Task
+from launcher.tasks.base import Assets, Served, Task, check_builder
 from launcher.tasks.cross_entropy import Head, LossChunks, chunked_sums, present, token_losses
 
 VOCABULARY = "vocabulary.model"
@@ -91,19 +94,68 @@ def _head(model: keras.Model) -> Head | None:
 class TextTask(Task):
     """A task whose data is text with a vocabulary, which is kept beside the weights.
 
-    The model is a builder called with `vocab_size`; `size_binding`, for messages, is what binds the vocabulary's size.
+    Evaluation does not smooth: it reports the plain cross-entropy, comparable between recipes.
+
+    Args:
+      data: has "targets" of each row under the key `targets`.
+      model: a builder called with `vocab_size`.
+      label_smoothing: of training.
+      name: of the task in recipes.
+      example: a builder's reference, for messages.
     """
 
-    def __init__(self, data: TextCorpus | TextPairs, model: Callable[..., keras.Model], size_binding: str):
+    targets: str
+    size_binding: str
+    """The binding of the vocabulary's size, for messages."""
+
+    def __init__(
+        self,
+        data: TextCorpus | TextPairs,
+        model: Callable[..., keras.Model],
+        label_smoothing: float,
+        *,
+        name: str,
+        example: str,
+    ):
+        check_builder(f"{name}.model", model, example)
+        check_value(f"{name}.label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "in [0, 1)")
         self._data: Any = data
         self._model = model
-        self._size_binding = size_binding
+        self._label_smoothing = label_smoothing
+        self.logits_shape = (data.row_length, data.vocab_size)
 
     def data(self) -> TextCorpus | TextPairs:
         return self._data
 
     def model(self) -> keras.Model:
         return self._model(vocab_size=self._data.vocab_size)
+
+    @no_autograph
+    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
+        smoothing = self._label_smoothing if training else 0.0
+        return model_sums(model, batch, batch[self.targets], training=training, label_smoothing=smoothing)
+
+    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+        """A batch for `generate`, one row of static length for each of these tokens of a text."""
+        raise NotImplementedError
+
+    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        """See `Decodes`."""
+        raise NotImplementedError
+
+    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+        ids = tf.ragged.constant(self.vocabulary.encode(lines), tf.int32, ragged_rank=1)
+        return {key: rows.numpy() for key, rows in self.encoded(ids).items()}
+
+    def served(self, model: keras.Model) -> Served:
+        """Texts in, what the model makes of them out."""
+        vocabulary = GraphVocabulary(self.vocabulary)
+
+        @no_autograph
+        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"text": vocabulary.decode(self.generate(model, self.encoded(vocabulary.encode(text))))}
+
+        return Served("text", serve, [vocabulary])
 
     def decode_lines(self, outputs: np.ndarray) -> list[str]:
         return self.vocabulary.decode(outputs.tolist())
@@ -126,18 +178,10 @@ class TextTask(Task):
             raise UsageError(f"assets/{VOCABULARY} is missing beside the checkpoints; train again, or put it back")
         vocabulary, size = Vocabulary(assets[VOCABULARY]), self._data.vocab_size
         if vocabulary.size != size:
-            raise UsageError(f"{self._size_binding} = {size}: must be {vocabulary.size}, as the weights have it")
+            raise UsageError(f"{self.size_binding} = {size}: must be {vocabulary.size}, as the weights have it")
         self.vocabulary = vocabulary
 
 
 def rows_of(tensor: tf.Tensor) -> int | tf.Tensor:
     """Its first axis, as a number where it is known."""
     return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
-
-
-def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Rows of tokens as int32 [rows, length], filled up with padding."""
-    filled = np.full([len(rows), length], PADDING, np.int32)
-    for row, tokens in zip(filled, rows, strict=True):
-        row[: len(tokens)] = tokens
-    return filled

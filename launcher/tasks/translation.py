@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import gin
 import keras
@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from launcher.config.bound_types import check_value, one_of
 from launcher.data.pipeline import Shard
-from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import beam_search, decode, without
 from launcher.errors import UsageError
 from launcher.machine import installation
 from launcher.machine.no_autograph import no_autograph
-from launcher.tasks.base import Score, Served, check_builder
-from launcher.tasks.text import Sums, TextTask, model_sums, padded, rows_of
+from launcher.tasks.base import Score
+from launcher.tasks.text import TextTask, rows_of
 
 DECODE = ("always", "end", "never")
 _SAMPLES = 10
@@ -57,39 +56,26 @@ class Translation(TextTask):
         decode: str = "always",
         decode_examples: int | None = 500,
     ):
-        check_builder("translation.model", model, "@transformer")
-        check_value("translation.label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "in [0, 1)")
+        super().__init__(data, model, label_smoothing, name="translation", example="@transformer")
         check_value("translation.beam_size", beam_size, beam_size >= 1, "1 or more")
         check_value("translation.length_penalty", length_penalty, length_penalty >= 0, "0 or more")
         check_value("translation.decode", decode, decode in DECODE, one_of(DECODE))
         if decode_examples is not None and decode_examples < 1:
             raise UsageError(f"translation.decode_examples = {decode_examples}: must be 1 or more, or None for all")
-        super().__init__(data, model, "text_pairs.vocab_size")
-        self._label_smoothing = label_smoothing
         self._beam_size = beam_size
         self._length_penalty = length_penalty
         self._decode = decode
         self._decode_examples = decode_examples
         # Rows of several pairs are nearly full, rows of one are perhaps half full.
         self.nominal_weight_per_example = data.row_length * (1.0 if data.packed else 0.5)
-        self.logits_shape = (data.row_length, data.vocab_size)
         self.evaluation_metrics = ("bleu", "exact_match") if decode == "always" else ()
+
+    targets, size_binding = "target_out", "text_pairs.vocab_size"
 
     def check(self) -> None:
         """Raises UsageError where sacrebleu is missing and needed."""
         if self._decode != "never":
             _sacrebleu("translation.decode")
-
-    @no_autograph
-    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
-        return model_sums(
-            model,
-            batch,
-            batch["target_out"],
-            training=training,
-            # Smoothing regularises training; evaluation reports the plain cross-entropy, comparable between recipes.
-            label_smoothing=self._label_smoothing if training else 0.0,
-        )
 
     def num_decode_examples(self, last: bool) -> int:
         if self._decode == "never" or (self._decode == "end" and not last):
@@ -134,24 +120,11 @@ class Translation(TextTask):
         notes += [f"{source} -> {made} {'=' if made == wanted else '/'} {wanted}" for source, made, wanted in samples]
         return Score({"bleu": value, "exact_match": float(exact)}, notes, samples)
 
-    def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
+    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
         """Sources, cut to the longest that the model was trained on."""
         length = self._data.max_length
-        kept = [[*tokens[: length - 1], END] for tokens in self.vocabulary.encode(lines)]
-        return {"source": padded(kept, length)}
-
-    def served(self, model: keras.Model) -> Served:
-        """Texts in, translations out."""
-        vocabulary, length = GraphVocabulary(self.vocabulary), self._data.max_length
-
-        @no_autograph
-        def serve(text: tf.Tensor) -> dict[str, tf.Tensor]:
-            ends = tf.fill([tf.size(text), 1], END)
-            ids = tf.concat([vocabulary.encode(text)[:, : length - 1], ends], axis=1)
-            source = ids.to_tensor(PADDING, shape=[None, length])
-            return {"text": vocabulary.decode(self.generate(model, {"source": source}))}
-
-        return Served("text", serve, [vocabulary])
+        ended = tf.concat([ids[:, : length - 1], tf.fill([ids.nrows(), 1], END)], axis=1)
+        return {"source": ended.to_tensor(PADDING, shape=[None, length])}
 
     @functools.cached_property
     def _chosen(self) -> np.ndarray:
@@ -163,10 +136,4 @@ class Translation(TextTask):
 
 def _sacrebleu(binding: str) -> types.ModuleType:
     """BLEU as papers report it (Post 2018, arXiv 1804.08771); raises UsageError where it is missing for a binding."""
-    try:
-        import sacrebleu.metrics
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "sacrebleu":
-            raise
-        raise UsageError(f"{binding} needs sacrebleu: {installation.command('text')}") from None
-    return sacrebleu.metrics
+    return installation.required("sacrebleu", by=binding, extra="text")

@@ -124,4 +124,4 @@ def test_small_pads_by_an_eighth():
 def test_no_augmentation_is_none_and_an_unknown_one_is_refused():
     assert augment.augmentation("none", image_shape=(8, 8, 1), flip=True) is None
     with pytest.raises(UsageError, match="'smal' is unknown; did you mean 'small'"):
-        augment.augmentation("smal", image_shape=(8, 8, 1), flip=True)
+        augment.check("smal")

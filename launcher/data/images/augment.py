@@ -5,6 +5,7 @@ All of them are stateless: what happens to an image depends on its seed pair alo
 as stored bytes, before they become floats, because that moves a quarter of the memory.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -45,17 +46,8 @@ def augmentation(kind: str, *, image_shape: tuple[int, int, int], flip: bool) ->
     Returns:
       The function, or None for "none".
     """
-    check(kind)
-    if kind == "none":
-        return None
-    padding = max(1, round(max(image_shape[:2]) / 8))
-
-    def augment(images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-        if kind == "small":
-            return pad_crop(images, seeds, padding=padding, flip=flip)
-        return random_resized_crop(images, seeds, flip=flip)
-
-    return augment
+    small = functools.partial(pad_crop, padding=max(1, round(max(image_shape[:2]) / 8)), flip=flip)
+    return {"none": None, "small": small, "imagenet": functools.partial(random_resized_crop, flip=flip)}[kind]
 
 
 @no_autograph

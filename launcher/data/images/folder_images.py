@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from launcher.data import files
 from launcher.data.images import image_header
-from launcher.data.images.own_images import OwnImages, own_images
+from launcher.data.images.own_images import OwnImages
 from launcher.data.pipeline import ArrayExamples
 from launcher.data.text import storage
 from launcher.errors import MissingInputError, UsageError, advice
@@ -147,7 +147,7 @@ def folder_images(
         evaluation, more = _images(eval_root, classes)
         others += more
     first = ", ".join(classes[:3]) + (f" and {len(classes) - 3} more" if len(classes) > 3 else "")
-    return own_images(
+    return OwnImages(
         train,
         evaluation,
         name=f"folder:{path}",

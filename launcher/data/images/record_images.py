@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from launcher.data import files
 from launcher.data.images.encoded import problem
-from launcher.data.images.own_images import OwnImages, own_images
+from launcher.data.images.own_images import OwnImages
 from launcher.data.records import TFRecords
 from launcher.errors import UsageError, listed
 from launcher.machine.no_autograph import no_autograph
@@ -157,7 +157,7 @@ def record_images(
             num_classes=num_classes,
         )
 
-    return own_images(
+    return OwnImages(
         images(pattern, name),
         images(eval_files, "record_images.eval_files") if eval_files is not None else None,
         name=name,

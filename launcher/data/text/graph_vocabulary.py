@@ -6,15 +6,11 @@ equals, until no two neighbours make a piece. It takes a table look-up for all p
 piece that is joined.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
-from launcher.data.text.vocabulary import BEGIN, END, PADDING, Vocabulary
-
-# Sentencepiece writes a space as the first. The second escapes what the text has of it; see `Vocabulary`.
-_SPACE_MARK, _ESCAPE = "\u2581", "\x1a"
-
-# A character that is no piece goes as its code point above all ids, and ends as its UTF-8 bytes.
-_CODE_POINTS = 0x110000
+from launcher.data.text.vocabulary import BEGIN, END, ESCAPE, PADDING, SPACE_MARK, Vocabulary
 
 
 class GraphVocabulary(tf.Module):
@@ -24,45 +20,41 @@ class GraphVocabulary(tf.Module):
         super().__init__(name="vocabulary")
         processor = vocabulary.processor
         size = self._size = processor.get_piece_size()
-        self._stride = size + _CODE_POINTS
-        pieces = [processor.id_to_piece(number) for number in range(size)]
-        special = [processor.is_control(number) or processor.is_unknown(number) for number in range(size)]
-        is_byte = [processor.is_byte(number) for number in range(size)]
-        plain = {piece: number for number, piece in enumerate(pieces) if not special[number] and not is_byte[number]}
+        by_byte = {processor.piece_to_id(f"<0x{byte:02X}>"): bytes([byte]) for byte in range(256)}
+        plain = {
+            processor.id_to_piece(number): number
+            for number in range(size)
+            if number not in by_byte and not processor.is_control(number) and not processor.is_unknown(number)
+        }
         joins = {
-            plain[piece[:cut]] * self._stride + plain[piece[cut:]]: number
+            plain[piece[:cut]] * size + plain[piece[cut:]]: number
             for piece, number in plain.items()
             for cut in range(1, len(piece))
             if piece[:cut] in plain and piece[cut:] in plain
         }
-        characters = {ord(piece): number for piece, number in plain.items() if len(piece) == 1}
-        self._characters = _table(characters)
-        self._joins = _table(joins)
+        self._characters = _table({piece: number for piece, number in plain.items() if len(piece) == 1}, tf.string)
+        self._joins = _table(joins, tf.int64)
         self._scores = tf.constant([processor.get_score(number) for number in range(size)], tf.float32)
-        self._bytes = tf.constant([processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(256)], tf.int64)
-        self._pieces = tf.constant(
-            [_written(piece, special[number], is_byte[number]) for number, piece in enumerate(pieces)], tf.string
-        )
+        self._bytes = tf.constant([*by_byte], tf.int64)
+        written = by_byte | {number: piece.replace(SPACE_MARK, " ").encode() for piece, number in plain.items()}
+        self._pieces = tf.constant([written.get(number, b"") for number in range(size)], tf.string)
 
     def encode(self, texts: tf.Tensor) -> tf.RaggedTensor:
         """Token ids int32 [n, (tokens)] of texts, string [n], without begin and end."""
-        texts = tf.strings.regex_replace(texts, _ESCAPE, _ESCAPE + "0")
-        texts = tf.strings.regex_replace(texts, _SPACE_MARK, _ESCAPE + "1")
-        texts = tf.strings.regex_replace(texts, " ", _SPACE_MARK)
-        texts = tf.where(texts == "", "", _SPACE_MARK + texts)
-        points = tf.strings.unicode_decode(texts, "UTF-8").to_tensor(-1)
-        points = tf.cast(points, tf.int64)
-        known = self._characters.lookup(points)
-        symbols = tf.where(known >= 0, known, tf.where(points >= 0, self._size + points, -1))
+        texts = tf.strings.regex_replace(texts, ESCAPE, ESCAPE + "0")
+        texts = tf.strings.regex_replace(texts, SPACE_MARK, ESCAPE + "1")
+        texts = tf.strings.regex_replace(texts, " ", SPACE_MARK)
+        texts = tf.where(texts == "", "", SPACE_MARK + texts)
+        characters = tf.strings.unicode_split(texts, "UTF-8")
+        symbols = characters.with_flat_values(self._ids(characters.flat_values)).to_tensor(-1)
         joined, _ = tf.while_loop(
             lambda _, more: more,
             lambda symbols, _: self._join(symbols),
-            (symbols, tf.constant(True)),
+            (_real(tf.reshape(symbols, tf.shape(symbols)[:2] * [1, 4])).to_tensor(-1), tf.constant(True)),
             shape_invariants=(tf.TensorShape([None, None]), tf.TensorShape([])),
             parallel_iterations=1,
         )
-        ids = self._ids(joined)
-        return tf.cast(tf.ragged.boolean_mask(ids, ids >= 0), tf.int32)
+        return tf.cast(_real(joined), tf.int32)
 
     def decode(self, ids: tf.Tensor) -> tf.Tensor:
         """Texts, string [n], of int32 [n, length]: each up to its first END, without padding and BEGIN."""
@@ -71,47 +63,36 @@ class GraphVocabulary(tf.Module):
         texts = tf.strings.reduce_join(tf.where(is_text, tf.gather(self._pieces, ids), ""), axis=1)
         texts = tf.strings.regex_replace(texts, "^ ", "")
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")
-        texts = tf.strings.regex_replace(texts, _ESCAPE + "1", _SPACE_MARK)
-        return tf.strings.regex_replace(texts, _ESCAPE + "0", _ESCAPE)
+        texts = tf.strings.regex_replace(texts, ESCAPE + "1", SPACE_MARK)
+        return tf.strings.regex_replace(texts, ESCAPE + "0", ESCAPE)
 
     def _join(self, symbols: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """One join in every row that has one; whether any row had."""
         right = tf.pad(symbols[:, 1:], [[0, 0], [0, 1]], constant_values=-1)
         both = (symbols >= 0) & (right >= 0)
-        joint = self._joins.lookup(tf.where(both, symbols * self._stride + right, -1))
+        joint = self._joins.lookup(tf.where(both, symbols * self._size + right, -1))
         scores = tf.where(joint >= 0, tf.gather(self._scores, tf.maximum(joint, 0)), tf.float32.min)
         # Without a single character there is nothing to take the largest of.
-        if_any = tf.shape(symbols)[1] > 0
         padded = tf.pad(scores, [[0, 0], [0, 1]], constant_values=tf.float32.min)
         place = tf.argmax(padded, axis=1)[:, None]
-        has_join = if_any & tf.reduce_any(joint >= 0, axis=1, keepdims=True)
+        has_join = tf.reduce_any(joint >= 0, axis=1, keepdims=True)
         numbers = tf.range(tf.shape(symbols, tf.int64)[1])[None]
         changed = tf.where(numbers == place, joint, tf.where(numbers > place, right, symbols))
         return tf.where(has_join, changed, symbols), tf.reduce_any(has_join)
 
-    def _ids(self, symbols: tf.Tensor) -> tf.Tensor:
-        """Pieces as they are, other characters as the ids of their bytes; [n, 4 * length], -1 where there is none."""
-        flat = tf.reshape(symbols, [-1, 1])
-        is_character = flat >= self._size
-        points = tf.cast(tf.where(is_character, flat - self._size, 0), tf.int32)
-        characters = tf.strings.unicode_encode(points, "UTF-8")
-        numbers = tf.io.decode_raw(characters, tf.uint8, fixed_length=4)
+    def _ids(self, characters: tf.Tensor) -> tf.Tensor:
+        """Characters, string [n], as ids [n, 4]: a piece, or the bytes of what is none; -1 for the rest."""
+        known = self._characters.lookup(characters)[:, None]
+        codes = tf.cast(tf.io.decode_raw(characters, tf.uint8, fixed_length=4), tf.int32)
         is_byte = tf.range(4) < tf.strings.length(characters)[:, None]
-        of_characters = tf.where(is_byte, tf.gather(self._bytes, tf.cast(numbers, tf.int32)), -1)
-        of_pieces = tf.pad(flat, [[0, 0], [0, 3]], constant_values=-1)
-        ids = tf.where(is_character, of_characters, of_pieces)
-        return tf.reshape(ids, tf.shape(symbols) * [1, 4])
+        spelled = tf.where(is_byte, tf.gather(self._bytes, codes), -1)
+        return tf.where(known >= 0, tf.pad(known, [[0, 0], [0, 3]], constant_values=-1), spelled)
 
 
-def _table(entries: dict[int, int]) -> tf.lookup.StaticHashTable:
-    keys, values = tf.constant(list(entries), tf.int64), tf.constant(list(entries.values()), tf.int64)
+def _real(ids: tf.Tensor) -> tf.RaggedTensor:
+    return tf.ragged.boolean_mask(ids, ids >= 0)
+
+
+def _table(entries: dict[Any, int], kind: tf.DType) -> tf.lookup.StaticHashTable:
+    keys, values = tf.constant(list(entries), kind), tf.constant(list(entries.values()), tf.int64)
     return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default_value=-1)
-
-
-def _written(piece: str, special: bool, is_byte: bool) -> bytes:
-    """The bytes that a piece adds to a text."""
-    if special:
-        return b""
-    if is_byte:
-        return bytes([int(piece[1:-1], 16)])
-    return piece.replace(_SPACE_MARK, " ").encode()

@@ -30,7 +30,7 @@ _MAX_TEXTS = 2_000_000
 _MAX_LINE_BYTES = 16_384
 
 # Sentencepiece writes a space as U+2581 and would read one back as a space. SUB, which no text has, escapes both.
-_SPACE_MARK, _ESCAPE = "\u2581", "\x1a"
+SPACE_MARK, ESCAPE = "\u2581", "\x1a"
 
 
 def module(binding: str = "a subword vocabulary") -> types.ModuleType:
@@ -65,7 +65,7 @@ class Vocabulary:
         """
         rows = [_content(row) for row in ids]
         texts = self.processor.decode(rows) if rows else []
-        return [text.replace(_ESCAPE + "1", _SPACE_MARK).replace(_ESCAPE + "0", _ESCAPE) for text in texts]
+        return [text.replace(ESCAPE + "1", SPACE_MARK).replace(ESCAPE + "0", ESCAPE) for text in texts]
 
     @classmethod
     def train(cls, texts: Iterable[str], *, size: int) -> Vocabulary:
@@ -122,7 +122,7 @@ def cached_vocabulary(name: str, digest: str, *, size: int, texts: Callable[[], 
 
 
 def _escaped(text: str) -> str:
-    return text.replace(_ESCAPE, _ESCAPE + "0").replace(_SPACE_MARK, _ESCAPE + "1")
+    return text.replace(ESCAPE, ESCAPE + "0").replace(SPACE_MARK, ESCAPE + "1")
 
 
 def _content(row: Sequence[int]) -> list[int]:
