@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.config.bound_types import check_value, one_of
-from launcher.data.pipeline import Shard
+from launcher.data.pipeline import ArrayExamples, ExamplesEvaluation, Shard
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import beam_search, decode, without
@@ -83,7 +83,9 @@ class Translation(TextTask):
         return len(self._chosen)
 
     def decode_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._data.decode_batches(shard, self._chosen)
+        """Held-out sources, one a row, with "example", the place of each in `TextPairs.eval_pairs`."""
+        sources = self.encode_lines([self._data.eval_pairs[example][0] for example in self._chosen])
+        return ExamplesEvaluation(ArrayExamples({**sources, "example": self._chosen})).batches(shard, None)
 
     @no_autograph
     def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:

@@ -73,7 +73,7 @@ class TextCorpus(TextRows[str]):
 
         Bits per byte are the mean loss in nats / ln 2 / `bytes_per_token`. No byte is counted for an END.
         """
-        facts = self._opened.facts
+        _, facts = self._stored
         if not facts["held_out_tokens"]:
             raise UsageError(f"text_corpus.name = {self.name!r} has no held-out text")
         return facts["held_out_bytes"] / facts["held_out_tokens"]

@@ -23,7 +23,7 @@ import tensorflow as tf
 from absl import logging
 
 from launcher.config.bound_types import check_value
-from launcher.data.pipeline import ArrayExamples, Batch, ExamplesEvaluation, Shard
+from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlPairs, Pair, TsvPairs
@@ -34,7 +34,6 @@ from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
 _BLOCK = 10_000
-_DECODE = "decode.source"  # the key of held-out sources, one a row
 _SIDES = ("source", "target")
 _STORED = ("source", "source_positions", "target", "target_positions")
 _KINDS = {"tsv:": TsvPairs, "jsonl:": JsonlPairs, "tfds:": TfdsPairs}
@@ -79,27 +78,9 @@ class TextPairs(TextRows[Pair]):
         self._keys = ("source", "target_in", "target_out", *(f"{side}_{part}" for side in _SIDES for part in parts))
         self._layout = (max_length, row_length, packed)
 
-    def decode_batches(self, shard: Shard, chosen: np.ndarray | None = None) -> tf.data.Dataset:
-        """Held-out sources to translate, one a row, every one once over all hosts.
-
-        Args:
-          shard: what this host feeds.
-          chosen: which of the held-out pairs, int64 [n]; None for all.
-
-        Returns:
-          {"source": int32 [b, max_length], "example": int64 [b], its place in `eval_pairs`, "weight": float32 [b]}:
-          as many batches for every replica, the last ones padded with weight 0.
-        """
-        decode = self._opened.arrays.get(_DECODE)
-        if decode is None:
-            raise UsageError(f"text_pairs.name = {self.name!r} has no held-out pairs to translate")
-        examples = np.arange(len(decode)) if chosen is None else np.asarray(chosen, np.int64)
-        chosen_rows = ArrayExamples({"source": decode[examples], "example": examples})
-        return ExamplesEvaluation(chosen_rows).batches(shard, _decode_batch)
-
     @functools.cached_property
     def eval_pairs(self) -> list[Pair]:
-        """The held-out (source, target) texts, whole, in the order of "example" in `decode_batches`."""
+        """The held-out (source, target) texts, whole, in their order."""
         return list(self.source.held_out())
 
     def _texts(self) -> Iterator[str]:
@@ -119,8 +100,6 @@ class TextPairs(TextRows[Pair]):
             raise UsageError(f"no pair of {self.name!r} fits text_pairs.max_length = {self.max_length}; raise it")
         held_out, _ = self._sequences(self.eval_pairs, cut=True)
         arrays = rows.split(self._filled(train), self._filled(held_out) if len(held_out[0]) else {})
-        if len(held_out[0]):
-            arrays[_DECODE] = packing.filled(held_out[:1], self.max_length, packed=False)[0][0]
         return arrays, {"dropped": dropped, "pairs": total}
 
     def _sequences(self, pairs: Iterable[Pair], *, cut: bool) -> tuple[list[Sequences], int]:
@@ -153,7 +132,3 @@ class TextPairs(TextRows[Pair]):
             if self.packed:
                 batch |= {f"{name}_segments": rows.segments(row, positions), f"{name}_positions": positions}
         return batch
-
-
-def _decode_batch(stored: Batch) -> Batch:
-    return {**stored, "source": tf.cast(stored["source"], tf.int32)}

@@ -4,7 +4,7 @@ import abc
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,14 +20,6 @@ _FORMAT = 1  # of the stored rows
 _TRAIN, _HELD_OUT = "train.", "held_out."
 
 Item = TypeVar("Item")
-
-
-class Rows(NamedTuple):
-    """The stored rows of a data set."""
-
-    batches: RandomAccessData  # of the training and the held-out rows
-    arrays: Arrays  # all that is stored, memory-mapped
-    facts: Mapping[str, float]  # stored with them
 
 
 class TextRows(abc.ABC, Generic[Item]):
@@ -56,7 +48,7 @@ class TextRows(abc.ABC, Generic[Item]):
 
     @abc.abstractmethod
     def _make(self) -> Built:
-        """The rows as they are stored, see `split`, others beside them if need be, and facts."""
+        """The rows as they are stored, see `split`, and facts."""
 
     @abc.abstractmethod
     def _finish(self, stored: Batch) -> Batch:
@@ -74,12 +66,12 @@ class TextRows(abc.ABC, Generic[Item]):
     @property
     def num_train_examples(self) -> int | None:
         """Rows of an epoch; None before `check()`: how many there are is known when they are packed."""
-        return self._opened.batches.num_train_examples if self._checked else None
+        return self._batches.num_train_examples if self._checked else None
 
     @property
     def num_eval_examples(self) -> int | None:
         """Rows of one evaluation; None before `check()` or if there are none."""
-        return self._opened.batches.num_eval_examples if self._checked else None
+        return self._batches.num_eval_examples if self._checked else None
 
     def batch_spec(self, size: int) -> BatchSpec:
         """See `launcher.data.batch_spec`."""
@@ -90,10 +82,10 @@ class TextRows(abc.ABC, Generic[Item]):
         return storage.digest(self._digest, self.vocab_size, *self._layout, _FORMAT)
 
     def train_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.train_batches(shard)
+        return self._batches.train_batches(shard)
 
     def eval_batches(self, shard: Shard) -> tf.data.Dataset:
-        return self._opened.batches.eval_batches(shard)
+        return self._batches.eval_batches(shard)
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -105,19 +97,22 @@ class TextRows(abc.ABC, Generic[Item]):
         return vocabulary.cached_vocabulary(self.name, self._digest, size=self.vocab_size, texts=self._texts)
 
     @functools.cached_property
-    def _opened(self) -> Rows:
+    def _stored(self) -> Built:
         """The rows, made if they are not stored yet; raises UsageError where the data directory cannot be written."""
         folder = storage.folder() / f"{storage.file_name(self.name)}-{self.identity()}"
-        arrays, facts = storage.stored_rows(folder, self._make)
+        return storage.stored_rows(folder, self._make)
+
+    @functools.cached_property
+    def _batches(self) -> RandomAccessData:
+        arrays, facts = self._stored
         train, held_out = (
             {key.removeprefix(part): array for key, array in arrays.items() if key.startswith(part)}
             for part in (_TRAIN, _HELD_OUT)
         )
         self._tell(facts)
-        batches = RandomAccessData(
+        return RandomAccessData(
             train=self._examples(train), evaluation=self._examples(held_out) if held_out else None, finish=self._finish
         )
-        return Rows(batches, arrays, facts)
 
     def _examples(self, arrays: Arrays) -> Examples:
         """Rows held in memory if they take no more than `memory_limit_bytes`, else left on disk."""

@@ -12,6 +12,7 @@ from sources import made
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
+from launcher.tasks.translation import Translation
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +122,8 @@ def test_rows_left_on_disk_are_the_rows_in_memory():
 @pytest.mark.parametrize(("hosts", "replicas"), TOPOLOGIES)
 def test_every_held_out_source_is_translated_once(hosts, replicas):
     data = text()
-    batches = global_batches(data.decode_batches, hosts=hosts, replicas=replicas, batch=8, steps=-(-len(HELD_OUT) // 8))
+    task = Translation(data=data, model=lambda vocab_size: None, decode_examples=None)
+    batches = global_batches(task.decode_batches, hosts=hosts, replicas=replicas, batch=8, steps=-(-len(HELD_OUT) // 8))
     weight, example = joined(batches, "weight"), joined(batches, "example")
     assert weight.sum() == len(HELD_OUT) and sorted(example[weight == 1]) == list(range(len(HELD_OUT)))
     sources = joined(batches, "source")
@@ -149,12 +151,11 @@ def test_nothing_is_read_before_the_check(data_dir):
     assert source.asked == 0 and not data_dir.exists()
 
 
-def test_a_set_without_held_out_pairs_says_so():
+def test_of_a_set_without_held_out_pairs_nothing_is_translated():
     data = TextPairs(Listed(TRAIN, []), vocab_size=310, max_length=LENGTH)
     data.check()
     assert data.num_eval_examples == 0 and data.eval_pairs == []
-    with pytest.raises(UsageError, match="'listed' has no held-out pairs"):
-        global_batches(data.decode_batches, hosts=1, replicas=1, batch=2, steps=1)
+    assert not Translation(data=data, model=lambda vocab_size: None).num_decode_examples(last=True)
 
 
 @pytest.mark.parametrize(
