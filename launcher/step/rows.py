@@ -18,6 +18,8 @@ from launcher.machine.no_autograph import no_autograph
 # Times that what all replicas look up in a step goes into a table whose gradient is kept by rows: from there on that
 # costs less, on one and two replicas of a CPU, by descent and by Adagrad (4,096 rows of 64 numbers a step).
 _SPARSE = 4
+# Numbers of a table that all move, from which on a step is slow enough for that to be told.
+_WORTH_A_WORD = 2**22
 
 
 class Rows(NamedTuple):
@@ -104,16 +106,18 @@ def describe(
       dtype: that gradients travel in.
     """
     lines = {}
-    for number, (place, count) in enumerate(lookups.items(), start=1):
+    for place, count in lookups.items():
         table = model.trainable_variables[place]
         size, width = table.shape[0], math.prod(table.shape[1:])
         text = f"{table.path}: {count:,} of {size:,} rows a step on each replica"
         if place in by_rows:
             sent = count * (num_replicas - 1) * (width * tf.as_dtype(dtype).size + 4)
-            text += f", by rows, {sent / 2**20:.2f} MiB sent by each replica"
+            text += f", by rows, {sent / 2**20:.2f} MiB sent by each replica" if sent else ", by rows"
             if lazy:
                 text += "; the others stay as they are (train.lazy_embeddings), which is another function than Keras's"
-        else:
+        elif size * width >= _WORTH_A_WORD:
             text += ", of which the optimizer moves all; SGD, Adagrad or train.lazy_embeddings = True move those alone"
-        lines[f"table {number}"] = text
+        else:
+            continue
+        lines[f"table {len(lines) + 1}"] = text
     return lines

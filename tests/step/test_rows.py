@@ -163,3 +163,15 @@ def test_lazy_embeddings_leave_the_rows_of_other_batches_alone(name):
     for name, value in values[False][1].items():
         if name not in tables:
             np.testing.assert_allclose(first[name], value, atol=1e-6, err_msg=name)
+
+
+def test_the_plan_tells_of_large_tables_alone_that_all_rows_move():
+    lines = {}
+    for rows_of_table in (1000, 2**18):
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(rows_of_table, 16)])
+        for by_rows in ([], [0]):
+            told = rows.describe(model, {0: 64}, by_rows, "float16", 3, lazy=False)
+            lines[rows_of_table, bool(by_rows)] = " ".join(told.values())
+    assert lines[1000, False] == "" and "the optimizer moves all" in lines[2**18, False]
+    # Each of 64 rows, 16 numbers of 2 bytes and an id of 4, goes to two others.
+    assert all(f"{64 * 36 * 2 / 2**20:.2f} MiB sent" in lines[size, True] for size in (1000, 2**18))
