@@ -54,7 +54,14 @@ def describe(
     sent = [size for index, size in enumerate(sizes) if index not in {*traced.unused, *traced.tables}]
     reduced = resolved.reduce_dtype.name, resolved.strategy.num_replicas
     lines["reduction"] = reduce_error.describe(sent, reduced[0], moving, reduced[1])
-    lines |= rows.describe(model, traced.lookups, traced.tables, *reduced, lazy=resolved.recipe.lazy_embeddings)
+    lines |= rows.describe(
+        model,
+        traced.lookups,
+        traced.tables,
+        *reduced,
+        lazy=resolved.recipe.lazy_embeddings,
+        averaged=resolved.recipe.ema_decay is not None,
+    )
     task = resolved.recipe.task
     more = [
         *task.notes(model, resolved.strategy.accelerator),

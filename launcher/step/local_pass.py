@@ -196,10 +196,11 @@ class LocalPass:
             # Microbatches are put in a row, of a size that is known.
             known = 0 if count > 1 else counted[id(weight)]
             rows, lookups = rows_of(gradient, weight.value.shape, known, count * num_replicas())
-            if rows is None:
+            if lookups:
+                of_step[place] = count * lookups
+            if rows is None or self._config.clipping.adaptive:
                 continue
-            of_step[place] = count * lookups
-            if not self._config.clipping.adaptive and self._optimizer.updates_rows(place, self._config.lazy_embeddings):
+            if self._optimizer.updates_rows(place, self._config.lazy_embeddings):
                 by_rows[place] = rows
         return by_rows, of_step
 

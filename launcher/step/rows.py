@@ -8,7 +8,7 @@ one place, and zeros at the others.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -39,20 +39,21 @@ class Rows(NamedTuple):
 
 
 @no_autograph
-def rows_of(gradient: object, shape: tf.TensorShape, num_lookups: int, parts: int) -> tuple[Rows | None, int]:
-    """What a lookup's gradient by a table of this shape says, float32, and of how many rows at most.
+def rows_of(gradient: Any, shape: tf.TensorShape, num_lookups: int, parts: int) -> tuple[Rows | None, int]:
+    """What a lookup's gradient by a table of this shape says, float32, and how many rows are looked up at most.
 
-    None where a dense gradient costs no more.
+    None, and 0, where a dense gradient costs no more; None alone where there is only a dense one.
 
     Args:
       num_lookups: at most so many rows, if that is known; else 0.
       parts: batches of this size that a step puts together, of microbatches and replicas.
     """
-    if not isinstance(gradient, tf.IndexedSlices) or shape.rank < 2:
+    is_of_rows = isinstance(gradient, tf.IndexedSlices)
+    num_lookups = (is_of_rows and gradient.indices.shape.num_elements()) or num_lookups
+    if gradient is None or shape.rank < 2 or not num_lookups or _SPARSE * num_lookups * parts > shape[0]:
         return None, 0
-    num_lookups = gradient.indices.shape.num_elements() or num_lookups
-    if not num_lookups or _SPARSE * num_lookups * parts > shape[0]:
-        return None, 0
+    if not is_of_rows:
+        return None, num_lookups
     values = tf.ensure_shape(tf.cast(gradient.values, tf.float32), [None, *shape[1:]])
     return Rows(gradient.indices, values), num_lookups
 
@@ -96,7 +97,8 @@ def describe(
     dtype: str,
     num_replicas: int,
     *,
-    lazy: bool,
+    lazy: bool = False,
+    averaged: bool = False,
 ) -> dict[str, str]:
     """Lines of the plan on tables of which a step looks few rows up.
 
@@ -104,8 +106,10 @@ def describe(
       lookups: rows that a replica looks up in a step, by the position of the trained variable.
       by_rows: those whose gradients are kept by rows.
       dtype: that gradients travel in.
+      lazy: `train.lazy_embeddings`.
+      averaged: whether there is a moving average of the weights.
     """
-    lines = {}
+    lines = dict[str, str]()
     for place, count in lookups.items():
         table = model.trainable_variables[place]
         size, width = table.shape[0], math.prod(table.shape[1:])
@@ -115,8 +119,13 @@ def describe(
             text += f", by rows, {sent / 2**20:.2f} MiB sent by each replica" if sent else ", by rows"
             if lazy:
                 text += "; the others stay as they are (train.lazy_embeddings), which is another function than Keras's"
+            if averaged:
+                text += "; its moving average moves as a whole"
         elif size * width >= _WORTH_A_WORD:
-            text += ", of which the optimizer moves all; SGD, Adagrad or train.lazy_embeddings = True move those alone"
+            text += (
+                ", and all are updated: the optimizer moves them, or the table is used whole as well, as by an output "
+                "layer. SGD, Adagrad or train.lazy_embeddings = True move only what is looked up"
+            )
         else:
             continue
         lines[f"table {len(lines) + 1}"] = text
