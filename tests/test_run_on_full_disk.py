@@ -47,7 +47,7 @@ def test_a_run_that_may_miss_checkpoints_goes_on_and_saves_again_when_there_is_r
     started.wait_until(lambda: started.stdout.count("tries again at the next save") >= 2)
     newest = store.latest()
     filler.unlink()
-    started.wait_until(lambda: max(store.steps()) > newest)
+    started.wait_until(lambda: max(store.steps(), default=-1) > newest)
     started.send(signal.SIGTERM)
     finished = started.wait()
     assert finished.returncode == 42, finished.stderr

@@ -56,8 +56,8 @@ def built_for(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
 def slots(optimizer: keras.optimizers.Optimizer, count: int) -> dict[str, list[keras.Variable]]:
     """The slots of a built optimizer of so many variables, one for each of them, by the attribute that lists them."""
-    # Leans on Keras: they are in lists, in the order of the variables. Noticed by tests/step/test_rows.py. Then: find
-    # where they are.
+    # Leans on Keras: they are in lists, in the order of the variables. Noticed by tests/step/test_table_rows.py. Then:
+    # find where they are.
     return {
         name: value
         for name, value in vars(optimizer).items()

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 # Leans on Keras: `keras.ops.take` looks this name up in its backend's module at each call. Tried with 3.8 to 3.15.
-# Noticed by tests/step/test_rows.py. Then: see what `Embedding` calls.
+# Noticed by tests/step/test_table_rows.py. Then: see what `Embedding` calls.
 from keras.src.backend import numpy as backend
 
 from launcher.machine.replaced import Shared, put

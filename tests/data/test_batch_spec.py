@@ -45,8 +45,7 @@ def single_pairs(folder):
 
 def pairs(folder, **more):
     text_run.write_pairs(folder)
-    files = {f"{side}_file": f"{folder}/train.{side}" for side in ("source", "target")}
-    return made(TextPairs, name="files", vocab_size=290, max_length=20, **files, **more)
+    return made(TextPairs, name=f"tsv:{folder}/train.tsv", vocab_size=290, max_length=20, **more)
 
 
 def corpus(folder):

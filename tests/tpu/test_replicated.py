@@ -166,8 +166,8 @@ def test_a_step_that_reduces_only_when_all_is_well_does_not_pass(monkeypatch):
     right = gradients.reduce_sum
 
     def wrong(tensors, **options):
-        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
-        return tf.cond(finite, lambda: right(tensors, **options), lambda: list(tensors))
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tf.nest.flatten(tensors)])
+        return tf.cond(finite, lambda: right(tensors, **options), lambda: tf.nest.map_structure(tf.identity, tensors))
 
     assert faults_of_the_step() == []
     monkeypatch.setattr(gradients, "reduce_sum", wrong)
