@@ -14,7 +14,14 @@ from places import ROOT
 
 from launcher.reporting.metrics_file import read_events
 
-PROGRAMS = ("image_classification", "transfer_learning", "text_classification", "two_losses", "structured_data")
+PROGRAMS = (
+    "image_classification",
+    "transfer_learning",
+    "text_classification",
+    "two_losses",
+    "structured_data",
+    "clicks",
+)
 TOPOLOGIES = ((), ("--replicas=2",), ("--workers=2",))
 # image_classification reads as transfer_learning; test_fit.py has two losses, test_keras_metrics_workers.py workers.
 BY_DEFAULT = [
