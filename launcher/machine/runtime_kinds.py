@@ -6,10 +6,8 @@ Imports neither TensorFlow nor JAX, as a supervisor reads the flags of its worke
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import os
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from launcher.config import plugins
@@ -30,7 +28,6 @@ class RuntimeKind:
       make: RunPlan -> Runtime.
       devices: (--replicas or None, Cluster, environment) -> StrategyPlan of devices of its own, each process's; None
         where they are those of a tf.distribute strategy.
-      gpus: what it finds of this machine's GPUs.
       check: raises UsageError where what it needs is not installed.
       compiles: the model's part of a step is compiled, whatever train.jit_compile says.
       divides_weights: it can train with train.shard = 'all'.
@@ -42,7 +39,6 @@ class RuntimeKind:
     says: str
     make: Callable[[Any], Any]
     devices: Callable[..., Any] | None = None
-    gpus: Callable[[], Sequence[Any]] = tuple
     check: Callable[[], None] = lambda: None
     compiles: bool = False
     divides_weights: bool = False
@@ -63,14 +59,12 @@ TENSORFLOW = RuntimeKind(
     name="tensorflow",
     says="by tf.distribute",
     make=_late("launcher.run.session:tf_runtime"),
-    gpus=lambda: importlib.import_module("launcher.machine.devices").discover().gpus,
 )
 PJRT = RuntimeKind(
     name="pjrt",
     says="JAX's runtime, with --replicas devices a process",
     make=_late("launcher.step_program.pjrt_runtime:make"),
     devices=_late("launcher.machine.jax_devices:plan"),
-    gpus=lambda: importlib.import_module("launcher.machine.nvidia").visible(os.environ),
     check=_late("launcher.machine.jax_devices:check_jax"),
     compiles=True,
     divides_weights=True,

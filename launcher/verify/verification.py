@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, TrainingError, UsageError
+from launcher.machine import devices, nvidia
 from launcher.machine.runtime_kinds import RuntimeKind
 from launcher.model_dir import check_model_dir, lease
 from launcher.modes import EngineRequest
@@ -290,7 +291,8 @@ def _so_far(result: Result) -> str:
 
 def _choose_devices(settings: VerifySettings, topologies: Sequence[Topology], runtime: RuntimeKind) -> tuple[int, str]:
     """Number of GPUs to use, and what people should know about it."""
-    found = len(runtime.gpus())
+    # JAX sees GPUs that a TensorFlow for CPUs does not.
+    found = len(nvidia.visible(os.environ) if runtime.uses_jax else devices.discover().gpus)
     wanted = max(max(topology.replicas, topology.workers) for topology in topologies)
     if settings.devices == "gpu":
         if not found:
