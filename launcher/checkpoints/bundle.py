@@ -192,7 +192,7 @@ def read_arrays(stored: Sequence[StoredArray], where: Range | None = None) -> li
                 shape_and_slices=["" if where is None else _slice(one.shape, where) for one in stored],
                 dtypes=[tf.dtypes.as_dtype(one.dtype) for one in stored],
             )
-        arrays = [np.asarray(tensor.numpy()) for tensor in tensors]
+        arrays = list(map(np.asarray, tensors))
         for one, array in zip(stored, arrays, strict=True):
             if where is None and array.shape != one.shape:
                 raise ValueError(f"{one.name} has the shape {array.shape}, its manifest says {one.shape}")

@@ -22,6 +22,8 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
     bits = array.view(np.uint16) if is_bfloat16 else array
     if not _is_shareable(bits):
         return tf.convert_to_tensor(array)
+    if not bits.flags.writeable:
+        bits = np.asarray(_Lent(bits))
     # Leans on TensorFlow: dlpack shares an array's memory and copies nothing. Noticed by
     # tests/machine/test_host_arrays.py, tests/step_program/test_lowering.py. Then: use `tf.convert_to_tensor`; a
     # checkpoint then takes its memory twice, and models larger than the host's memory are not compiled.
@@ -29,12 +31,17 @@ def shared_tensor(array: np.ndarray) -> tf.Tensor:
     return tf.bitcast(tensor, tf.bfloat16) if is_bfloat16 else tensor
 
 
+class _Lent:
+    """Memory of an array that may only be read, as NumPy hands it to dlpack, which knows no such arrays."""
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
 def _is_shareable(array: np.ndarray) -> bool:
     """Whether a tensor can have the memory of an array."""
-    flags = array.flags
-    return (
-        array.dtype.kind in "fiu" and array.dtype.isnative and flags.c_contiguous and flags.writeable and array.size > 0
-    )
+    return array.dtype.kind in "fiu" and array.dtype.isnative and array.flags.c_contiguous and array.size > 0
 
 
 def copied_tensor(array: np.ndarray) -> tf.Tensor:

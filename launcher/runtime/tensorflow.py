@@ -98,8 +98,7 @@ class TfRuntime:
     def read(self, variable: Variable) -> np.ndarray:
         shard = None if self._held is None else self._held.shard_of(variable)
         if shard is None:
-            # The tensor shares the variable's memory, of which `numpy` makes the one copy.
-            return np.asarray(tf.convert_to_tensor(plain(variable)).numpy())
+            return self._whole(variable)
         copies, first = self.copies(variable), self._replicas[0]
         if not self.traits.several_processes:
             return np.concatenate([copy.numpy() for copy in copies], shard.axis)
@@ -109,6 +108,14 @@ class TfRuntime:
         return np.concatenate(list(self.call(_stack_of_replicas, mine)), shard.axis)
 
     read_part = read
+
+    def _whole(self, variable: Variable) -> np.ndarray:
+        """In the variable's own memory where that is the host's: what changes the variable later makes a copy first."""
+        own = plain(variable)
+        read = getattr(self.copies(variable)[0], "read_value_no_copy", None) if self.traits.on_cpu else None
+        if read is None or own.synchronization == tf.VariableSynchronization.ON_READ:
+            return np.asarray(tf.convert_to_tensor(own))
+        return np.asarray(read())
 
     def write(self, variable: Variable, value: np.ndarray | Source) -> None:
         if callable(value):

@@ -65,7 +65,7 @@ def lent(model: keras.Model, arrays: Mapping[str, Source]) -> Iterator[None]:
     """
     before = dict[str, Source]()
     for name, variable in weight_names(model).items():
-        own, lending = tf.convert_to_tensor(variable.value).numpy(), arrays[name](None)
+        own, lending = np.asarray(tf.convert_to_tensor(variable.value)), arrays[name](None)
         if own.ravel().view(np.uint8).data != lending.ravel().view(np.uint8).data:
             before[name] = value_of(own)
             variable.assign(lending)

@@ -126,7 +126,7 @@ class State:
         return {name: read(variable) for name, variable in self.variables().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """The state as host arrays, copied: training may go on while they are written.
+        """The state as host arrays that keep their values: training may go on while they are written.
 
         What is shared out is put together, so that the state is the same on any number of replicas.
         """

@@ -172,3 +172,22 @@ def test_closing_waits_for_the_write_and_only_warns(
     saver.close()
     assert CheckpointStore(str(directory)).steps() == [1]
     assert "step 2" in caplog.text
+
+
+def test_a_checkpoint_of_a_variable_in_the_hosts_memory_takes_none_of_its_own(directory: Path, peak_growth) -> None:
+    import tensorflow as tf
+
+    from launcher.runtime.tensorflow import TfRuntime
+
+    runtime = TfRuntime(tf.distribute.OneDeviceStrategy("CPU:0"))
+    table = tf.Variable(tf.zeros([1_000_000, 32]))
+    table.scatter_add(tf.IndexedSlices(tf.ones([2, 32]), tf.constant([0, 999_999])))  # from then on a plain read copies
+    store, changed = CheckpointStore(str(directory)), np.ones([32], np.float32)
+    with peak_growth() as grown:
+        snapshot = {"table": runtime.read(table)}
+        store.save(1, snapshot)
+    assert grown[0] < table.shape.num_elements() * 4 / 2
+    table.scatter_add(tf.IndexedSlices(tf.ones([2, 32]), tf.constant([0, 5])))
+    table.assign_add(tf.ones_like(table))
+    for found in (snapshot["table"], store.read(1)["table"]):
+        np.testing.assert_array_equal(found[[0, 999_999, 5]], [changed, changed, 0 * changed])

@@ -62,6 +62,7 @@ def seen(made: session.Session) -> dict[str, np.ndarray]:
     begun = state.snapshot()
     first, rest = trainer.train(batches, 1), trainer.train(batches, STEPS - 1)
     trained = state.snapshot()
+    kept = {name: value.copy() for name, value in trained.items()}
     found = {"loss": np.concatenate([first.loss, rest.loss]), **trained}
     assert trainer.step == STEPS and (first.input_wait_seconds >= 0).all()
 
@@ -89,6 +90,7 @@ def seen(made: session.Session) -> dict[str, np.ndarray]:
     again = trainer.train(trainer.batches(made.plan.data), STEPS)
     np.testing.assert_array_equal(again.loss, found["loss"])
     assert_same(state.snapshot(), trained)
+    assert_same(trained, kept)  # what was read is as it was, whatever came of the variables
     assert runtime.workers.any(True) and not runtime.workers.any(False)
     return found
 
