@@ -9,7 +9,7 @@ import os
 import re
 import tokenize
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,36 @@ def values(config: str | Path) -> dict[str, Any]:
             if isinstance(one, internals().parser.BindingStatement):
                 found[_as_binding(one, "").name] = one.value
     return found
+
+
+def plain_value(files: Sequence[str], params: Sequence[str], parameter: str) -> Any:
+    """The value that gin files, a program and bindings give a parameter, such as "train.engine", as its text says it.
+
+    Nothing is imported or called: a supervisor, or who writes a manifest, may not have what the recipe needs, or not
+    even the recipe. None where nothing can be told. A program says it in its first call of `launcher.fit`.
+    """
+    found: dict[str, Any] = {}
+    with contextlib.suppress(UsageError):
+        for path in files:
+            if path.endswith(".py"):
+                found.setdefault(parameter, _given_to_fit(Path(path), parameter.rpartition(".")[2]))
+            else:
+                read = read_file(find_file(path), opened=[])
+                found |= {one.name: one.value for one in read if isinstance(one, Binding)}
+        found |= {one.name: one.value for one in map(read_param, params)}
+    value = found.get(parameter)
+    return found.get(value.scoped) if isinstance(value, Name) and value.sign == "%" else value
+
+
+def _given_to_fit(program: Path, argument: str) -> Any:
+    """The literal that a Python program gives the first call of a function named `fit` with such an argument."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        for one in ast.walk(ast.parse(program.read_text("utf-8"))):
+            if isinstance(one, ast.Call) and ast.unparse(one.func).rpartition(".")[2] == "fit":
+                for keyword in one.keywords:
+                    if keyword.arg == argument and isinstance(keyword.value, ast.Constant):
+                        return keyword.value.value
+    return None
 
 
 def _as_binding(found: Any, where: str) -> Binding:

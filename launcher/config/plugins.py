@@ -36,15 +36,20 @@ class Table(dict[str, _Row], Generic[_Row]):
         self._flag, self._kind, self._between, self._group = flag, kind, between, f"launcher.{flag}s"
 
     def __missing__(self, name: str) -> _Row:
-        """The row of a package; UsageError where there is none, or it is broken."""
+        return self.asked(name, f"--{self._flag}={name}")
+
+    def asked(self, name: str, what: str) -> _Row:
+        """The row of that name, also of a package; UsageError about `what` where there is none, or it is broken."""
+        if name in self:
+            return self[name]
         if (entry := entries(self._group).get(name)) is None:
             known, close = ", ".join(self.names()), nearest(name, self.names())
             meant = f"; did you mean {close!r}?" if close else ""
-            raise UsageError(f"--{self._flag}={name}: there is no such {self._flag} among {known}{meant}")
-        row = load(entry, f"--{self._flag}={name}")
+            raise UsageError(f"{what}: there is no such {self._flag} among {known}{meant}")
+        row = load(entry, what)
         if not isinstance(row, self._kind):
             made = f"{self._kind.__module__}.{self._kind.__name__}"
-            raise UsageError(f"--{self._flag}={name}: {entry.value} is no {made}, but {type(row).__name__}")
+            raise UsageError(f"{what}: {entry.value} is no {made}, but {type(row).__name__}")
         return self.setdefault(name, row)
 
     def names(self) -> list[str]:

@@ -82,6 +82,7 @@ class StrategyPlan:
       tpu: name or address of the TPU, or "local"; None without one.
       absent: whether it is on devices that this machine need not have, and none is set up.
       runtime: what runs the steps.
+      otherwise: what else there is to do where a runtime that nobody has asked for cannot run them.
     """
 
     kind: str
@@ -97,6 +98,7 @@ class StrategyPlan:
     gpu_options: GpuOptions = dataclasses.field(default_factory=GpuOptions)
     absent: bool = False
     runtime: RuntimeKind = TENSORFLOW
+    otherwise: str = ""
 
     @property
     def is_absent(self) -> bool:

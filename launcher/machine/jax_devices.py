@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ _FLAG = PJRT.flag
 _MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 # JAX ends a process whose peer has been silent for so long; the error of a broken connection comes much earlier.
 _HEARTBEAT_SECONDS = 20
+_found: list[Any] = []  # all devices, once JAX was started here
 # What JAX 0.10.2 says where another process is gone: of Gloo (CPUs), NCCL (GPUs) and its own coordination.
 _PEER_WORDS = ("gloo", "nccl", "unavailable", "deadline_exceeded", "heartbeat", "connection", "coordination", "aborted")
 
@@ -122,6 +124,27 @@ def plan(
     )
 
 
+def plan_instead(
+    gpus: Sequence[nvidia.NvidiaGpu], replicas: int | None, cluster: Cluster, environ: Mapping[str, str]
+) -> StrategyPlan:
+    """The plan on GPUs that JAX can use and TensorFlow cannot, as where it was built for CPUs; a run on the CPU would
+    take a day for what they do in an hour.
+
+    Raises:
+      UsageError: JAX cannot use them either.
+    """
+    lacks = f"TensorFlow cannot use this machine's {len(gpus)} GPU(s) {gpus[0].name}".rstrip()
+    otherwise = (
+        f"{lacks}: {installation.command('cuda')} brings what it needs; --strategy=one_device, or "
+        f"{nvidia.VARIABLE}=-1, trains on the CPU"
+    )
+    if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        raise UsageError(f"{otherwise}, and {installation.jax_command('jax_cuda12')} has JAX train on them, {_FLAG}")
+    return dataclasses.replace(
+        plan(replicas, cluster, environ), why=f"{lacks}, and JAX can, as with {_FLAG}", otherwise=otherwise
+    )
+
+
 def check_jax(extra: str = "preflight") -> None:
     """Raises UsageError where JAX is missing, which an extra of setup.py brings; imports nothing else of it."""
     try:
@@ -153,6 +176,8 @@ def _started(wanted: StrategyPlan, cluster: Cluster, extra: str) -> JaxDevices:
         logging.getLogger(of_other_devices).setLevel(logging.ERROR)
     if wanted.accelerator == "gpu" and not any(name in os.environ for name in _MEMORY_VARIABLES):
         os.environ[_MEMORY_VARIABLES[0]] = str(wanted.gpu_options.memory_share)
+    if _found:  # by an earlier run of this process, as in a notebook
+        return _of_plan(wanted, cluster, jax)
     try:
         jax.config.update("jax_platforms", platforms)
         jax.config.update("jax_enable_x64", True)  # counters have 64 bits
@@ -163,7 +188,7 @@ def _started(wanted: StrategyPlan, cluster: Cluster, extra: str) -> JaxDevices:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         if cluster.num_workers > 1:
             _join(jax, cluster)
-        found, local = jax.devices(), jax.local_devices()
+        _found[:] = jax.devices()
     except (AttributeError, RuntimeError) as error:
         if cluster.num_workers > 1 and is_peer_failure(error):
             raise PeerError(f"JAX could not connect the {cluster.num_workers} workers: {_first_line(error)}") from error
@@ -171,8 +196,19 @@ def _started(wanted: StrategyPlan, cluster: Cluster, extra: str) -> JaxDevices:
             f"{_FLAG}: JAX {jax.__version__} cannot start on {platforms.split(',')[0]} devices "
             f"({_first_line(error)}); tried with JAX 0.10.2: {installation.jax_command(extra)}"
         ) from None
+    return _of_plan(wanted, cluster, jax)
+
+
+def _of_plan(wanted: StrategyPlan, cluster: Cluster, jax: Any) -> JaxDevices:
+    """Those of the devices that were found which a plan names."""
+    found, local = list(_found), jax.local_devices()
     if cluster.num_workers == 1:
         found = local = found[: wanted.local_replicas]
+    if len(found) < wanted.local_replicas and wanted.accelerator == "cpu":
+        raise UsageError(
+            f"{wanted.local_replicas} replicas are wanted, and JAX was started with {len(found)} device(s) in this "
+            "process: restart the kernel and begin with the largest number, or give workers=N"
+        )
     if (len(found), len(local)) != (wanted.num_replicas, wanted.local_replicas):
         raise UsageError(
             f"{_FLAG}: {wanted.local_replicas} replica(s) on this worker and {wanted.num_replicas} in all are "

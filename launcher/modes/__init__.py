@@ -9,6 +9,7 @@ a subclass where only some modes read it. `--help`, the refusal of a flag that d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +18,13 @@ from typing import Any
 
 from absl import flags
 
-from launcher.config import plugins
+from launcher.config import gin_files, plugins
 from launcher.errors import UsageError, advice
 from launcher.machine import runtime_kinds
 from launcher.model_dir import default_model_dir
 from launcher.worker import preemption
 
+_ENGINE = "train.engine"
 _DEFINERS: dict[str, Callable[..., object]] = {
     "str": flags.DEFINE_string,
     "int": flags.DEFINE_integer,
@@ -89,12 +91,24 @@ class Request:
     restore_from_chief: bool = flag(
         "Only worker 0 needs --model_dir: it reads the checkpoint and the others get the values from it.", False
     )
+    engine: str | None = flag(
+        "What runs the steps; unless given, the recipe's train.engine, which is tensorflow unless bound",
+        define=name_in(lambda: runtime_kinds.KINDS),
+    )
     dry_run: bool = flag("Print the plan and stop; nothing is written.", False)
+
+    @functools.cached_property
+    def asked_runtime(self) -> runtime_kinds.RuntimeKind | None:
+        """What the flag or the recipe has run the steps; None where neither says it."""
+        if self.engine is not None:
+            return runtime_kinds.KINDS[self.engine]
+        name = gin_files.plain_value(self.gin_file, self.gin_param, _ENGINE)
+        return None if name is None else runtime_kinds.KINDS.asked(name, f"{_ENGINE} = {name!r}")
 
     @property
     def runtime(self) -> runtime_kinds.RuntimeKind:
-        """What runs the steps."""
-        return runtime_kinds.KINDS[getattr(self, "engine", "tensorflow")]
+        """What runs the steps, as far as that can be told before the machine is looked at."""
+        return self.asked_runtime or runtime_kinds.TENSORFLOW
 
     @property
     def run_dir(self) -> str:
@@ -103,14 +117,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineRequest(Request):
-    """The flags of the modes that can run a step by another runtime than TensorFlow's."""
-
-    engine: str = flag("what runs the steps", "tensorflow", name_in(lambda: runtime_kinds.KINDS))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainRequest(EngineRequest):
+class TrainRequest(Request):
     """The flags of the modes that train."""
 
     profile_steps: str | None = flag(
@@ -127,7 +134,7 @@ class TrainRequest(EngineRequest):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PredictRequest(EngineRequest):
+class PredictRequest(Request):
     """The flags of `--mode=predict`."""
 
     input: str | None = flag(
@@ -154,7 +161,7 @@ class ExportRequest(Request):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreflightRequest(EngineRequest):
+class PreflightRequest(Request):
     """The flags of `--mode=preflight`."""
 
     tpu_type: tuple[str, ...] = flag(
@@ -209,6 +216,7 @@ class Mode:
       needs_jax: whether it is done with JAX, too.
       trains: whether a signal asks it to save and leave, from the first second on.
       shows_plan: whether `run` follows --dry_run by itself; without, the plan of the recipe is shown instead of `run`.
+      by_tensorflow: whether TensorFlow does it, whatever runs the steps of the recipe.
       starts_processes: whether it is a supervisor of its own, which `launcher.launch` cannot start.
     """
 
@@ -222,6 +230,7 @@ class Mode:
     needs_jax: bool = False
     trains: bool = False
     shows_plan: bool = False
+    by_tensorflow: bool = False
     starts_processes: bool = False
 
     @property
@@ -237,7 +246,7 @@ _READS_FILES = {"refuses": dict.fromkeys(_DEVICES, "reads files only; leave it o
 
 _ROWS = (
     Mode("train", "trains", request=TrainRequest, trains=True),
-    Mode("eval", "evaluates the newest checkpoint", module="launcher.modes.train", request=EngineRequest),
+    Mode("eval", "evaluates the newest checkpoint", module="launcher.modes.train"),
     Mode(
         "train_and_eval",
         "trains and evaluates in turn",
@@ -249,7 +258,6 @@ _ROWS = (
         "verify",
         "compares some steps on several topologies",
         module="launcher.verify.verification",
-        request=EngineRequest,
         refuses=dict.fromkeys(
             _DEVICES, "compares topologies of its own; bind them, such as --gin_param='verify.replicas = (2, 4)'"
         ),
@@ -262,6 +270,7 @@ _ROWS = (
         "writes the model as a SavedModel or .keras file",
         module="launcher.modes.serve",
         request=ExportRequest,
+        by_tensorflow=True,
     ),
     Mode(
         "preflight",
@@ -278,6 +287,7 @@ _ROWS = (
         "precision_report",
         "says what 16 bits do to the gradients and which loss scale fits",
         module="launcher.precision_report.command",
+        by_tensorflow=True,
         refuses=dict.fromkeys(
             ("strategy", "tpu"), "runs on this machine; leave it out, and say on how many replicas with --replicas"
         ),
@@ -401,6 +411,9 @@ def make_request(values: flags.FlagValues) -> Request:
 
 def run(request: Request) -> int:
     """Runs the mode, or shows what it would do, and returns the exit code."""
+    if MODES[request.mode].by_tensorflow and request.runtime is not runtime_kinds.TENSORFLOW:
+        print(f"--mode={request.mode} is done by TensorFlow, and not by {request.runtime.flag}", flush=True)
+        request = dataclasses.replace(request, engine=runtime_kinds.TENSORFLOW.name)
     return int(module_of(request).run(request))
 
 

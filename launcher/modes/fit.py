@@ -23,6 +23,7 @@ from launcher.errors.user_code import Place
 from launcher.machine import cluster as cluster_lib
 from launcher.machine import strategy as strategy_lib
 from launcher.machine.exit_barrier import chief_last
+from launcher.machine.runtime_kinds import KINDS
 from launcher.modes import Request, fit_folders, fit_workers
 from launcher.modes.history import History
 from launcher.modes.train import train_on
@@ -191,7 +192,7 @@ def fit(
             )
     # Devices are set up before a function makes the data: here, or before the program's first line.
     if handler is None:
-        handler = functools.partial(_train_here, machine=_set_up(strategy, replicas))
+        handler = functools.partial(_train_here, machine=_set_up(strategy, replicas, settings.get("engine")))
     history = History()
     if model is not None:
         model.history = history  # also of a training that does not end
@@ -281,13 +282,18 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
             check_value(f"fit: {name}", value, value is None or isinstance(value, Mapping | make), "a dict of settings")
 
 
-def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None) -> Machine:
+def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None, engine: str | None) -> Machine:
     """The machine with its devices set up, in a process that the launcher did not start, such as a notebook's."""
+    runtime = None if engine is None else KINDS.asked(engine, f"fit: engine={engine!r}")
+    has_devices = runtime is not None and runtime.has_devices
+    if has_devices and strategy != "auto":
+        raise UsageError(f"fit: engine={engine!r} has devices of its own: leave strategy={strategy!r} out")
     if not isinstance(strategy, str):
         return Machine(
             environ=os.environ, replicas=replicas, on=strategy_lib.describe(strategy), made=TfRuntime(strategy)
         )
-    machine = Machine(environ=os.environ, strategy=strategy, replicas=replicas)
+    asked = None if has_devices else strategy
+    machine = Machine(environ=os.environ, strategy=asked, replicas=replicas, runtime=runtime)
     machine.set_up()
     return machine
 
@@ -295,7 +301,12 @@ def _set_up(strategy: str | tf.distribute.Strategy, replicas: int | None) -> Mac
 def _train_here(call: FitCall, machine: Machine) -> str:
     """Trains in such a process, and returns the folder."""
     evaluates = bool(call.settings["task"].data().num_eval_examples)
-    request = Request(mode="train_and_eval" if evaluates else "train", model_dir=call.model_dir, replicas=call.replicas)
+    request = Request(
+        mode="train_and_eval" if evaluates else "train",
+        model_dir=call.model_dir,
+        replicas=call.replicas,
+        engine=None if machine.runtime is None else machine.runtime.name,
+    )
 
     def plan() -> RunPlan:
         fit_folders.tidy()  # the folder is there and held

@@ -71,7 +71,8 @@ def fit(*, workers: int, model_dir: str, strategy: Any, replicas: int | None, **
     call = {"precision": keras.config.dtype_policy().name, **call}
     program = _write(call, Path(model_dir, FOLDER))
     flags = {"workers": workers, "gin_file": program, "model_dir": model_dir, "replicas": replicas}
-    flags["seed"] = call["seed"]  # what the program draws before its call of fit must be the same, too
+    # What the program draws before its call of fit must be the same, too, and its devices are set up before.
+    flags |= {name: call.get(name) for name in ("seed", "engine")}
     _launch([f"--{name}={value}" for name, value in flags.items() if value is not None])
     history = History()
     kept = json.loads(program.with_name(_HISTORY).read_text(encoding="utf-8"))

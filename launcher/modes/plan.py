@@ -22,5 +22,5 @@ def make_machine(request: Request, *, connect: bool = True) -> loading.Machine:
         seed=request.seed,
         deterministic=request.deterministic,
         connect=connect,
-        runtime=request.runtime,
+        runtime=request.asked_runtime,
     )

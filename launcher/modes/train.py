@@ -56,6 +56,12 @@ def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
     def at_fit(call: FitCall) -> str:
         nonlocal calls
         calls += 1
+        engine, known = call.settings.get("engine"), request.runtime.name
+        if request.engine is None and engine not in (None, known):
+            raise UsageError(
+                f"{path}: fit has engine={engine!r}, and the devices were set up for {known} before the "
+                f"program's first line: add --engine={engine}"
+            )
         folder = request.run_dir if calls == 1 else os.path.join(request.run_dir, f"fit_{calls}")
         train_on(dataclasses.replace(request, model_dir=folder), lambda: machine.plan_of(call.recipe()))
         return folder
@@ -73,10 +79,6 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
       LauncherError: as in `run`.
     """
     cluster = cluster_lib.resolve(os.environ)
-    if request.restore_from_chief and request.runtime.has_devices:
-        raise UsageError(
-            f"--restore_from_chief is for {TENSORFLOW.flag}: give every worker --model_dir on a disk that all share"
-        )
     from_chief = request.restore_from_chief and cluster.num_workers > 1
     if cluster.is_chief or not from_chief:
         check_model_dir(request.run_dir)
@@ -86,6 +88,11 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
         stopwatch = Stopwatch(started=take_beginning())
         with gin_bindings.usage_errors():
             plan = make_plan()
+            if request.restore_from_chief and plan.strategy.runtime.has_devices:
+                raise UsageError(
+                    f"--restore_from_chief is for {TENSORFLOW.flag}: give every worker --model_dir on a disk that all "
+                    "share"
+                )
             if MODES[request.mode].trains:
                 check_shard(plan)
             if memory_trial.is_open(plan) and MODES[request.mode].trains:
@@ -94,7 +101,12 @@ def train_on(request: Request, make_plan: Callable[[], RunPlan]) -> None:
             plan.data.check()
             plan.recipe.task.check()
             _prepare_compile_cache(request, plan)
-        training.run(_order(request, plan, from_chief=from_chief), plan, held, stopwatch)
+        try:
+            training.run(_order(request, plan, from_chief=from_chief), plan, held, stopwatch)
+        except UsageError as error:
+            if plan.strategy.otherwise:
+                error.args = (f"{error}; {plan.strategy.otherwise}",)
+            raise
 
 
 def _check_stopping(request: Request, plan: RunPlan) -> None:
@@ -106,7 +118,7 @@ def _check_stopping(request: Request, plan: RunPlan) -> None:
 
 
 def _prepare_compile_cache(request: Request, plan: RunPlan) -> None:
-    if not isinstance(request, TrainRequest) or request.compile_cache is None or request.runtime.uses_jax:
+    if not isinstance(request, TrainRequest) or request.compile_cache is None or plan.strategy.runtime.uses_jax:
         return
     if not plan.jit_compile:
         on_tpu = plan.strategy.accelerator == "tpu"

@@ -13,7 +13,7 @@ from launcher.precision_report.examine import PrecisionReportSettings, examine
 from launcher.reporting import report, strict_json
 from launcher.reporting.console import make_console
 from launcher.run import loading, session
-from launcher.run.plan import RunPlan, check_shard
+from launcher.run.plan import RunPlan
 from launcher.run.start import starting_point
 from launcher.step import precision
 
@@ -37,7 +37,6 @@ def run(request: Request) -> int:
         seed=request.seed,
         connect=not request.dry_run,
     ).resolve(request.gin_file, request.gin_param)
-    check_shard(resolved)
     settings = PrecisionReportSettings()
     own = resolved.policy
     resolved = _under(settings.policy_for(own), resolved)

@@ -26,11 +26,20 @@ from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.targets import Target
 from launcher.reporting.units import amount, plural
 from launcher.run import layer_settings
-from launcher.run.plan import RunPlan
 
 _MOST_HOSTS = 1024
 _JIT = "train.jit_compile = True"
-_LOCAL = f"; with batch normalisation, --gin_param=\"{layer_settings.BATCH_NORM} = 'local'\", too"
+_FIGURES_OF = (
+    f"the whole step as one program of XLA. That of {PJRT.flag} is this very one, but for what is tuned on the GPU "
+    "itself; without it, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, and the "
+    "rest runs as kernels, so its figures are near these"
+)
+_OF_ENGINE = (
+    f"a run with {PJRT.flag}, which compiles the step as it is, but for what is tuned on the GPU itself. Of TensorFlow "
+    "nothing can be told, as train.jit_compile is off: it runs the step kernel by kernel, which no compiler sees "
+    f'whole; with --gin_param="{_JIT}" its figures are near these (of batch normalisation on several GPUs, with '
+    f"--gin_param=\"{layer_settings.BATCH_NORM} = 'local'\", too)"
+)
 
 # What TensorFlow leaves of a GPU to everything but its own tensors, by the major compute capability.
 _SYSTEM_MIB = {7: 1050, 8: 1536}
@@ -71,11 +80,6 @@ class GpuMachines(Target):
     """Hosts with GPUs of one model, `gpus` on each."""
 
     accelerator: ClassVar[str] = "gpu"
-    figures_of: ClassVar[str] = (
-        f"the whole step as one program of XLA. That of {PJRT.flag} is this very one, but for what is tuned on the "
-        "GPU itself; without it, train.jit_compile has TensorFlow's own XLA compile the forward and the backward pass, "
-        "and the rest runs as kernels, so its figures are near these"
-    )
     xla_flags: ClassVar[tuple[str, ...]] = (
         # Its kernels are thrown away: they need not be good.
         "--xla_backend_optimization_level=0",
@@ -87,6 +91,7 @@ class GpuMachines(Target):
     card: Card
     gpus: int
     runtime: RuntimeKind  # that the memory left to a step is of
+    instead: bool = False  # nobody has asked for this runtime, but it compiles the step
 
     def describe(self) -> str:
         hosts = plural(self.num_hosts, "host")
@@ -107,14 +112,16 @@ class GpuMachines(Target):
             absent=True,
         )
 
-    def check(self, plan: RunPlan) -> None:
-        if not plan.is_compiled:
-            raise UsageError(
-                "nothing can be told of this run, as train.jit_compile is off: on GPUs TensorFlow runs it kernel by "
-                "kernel, keeps what XLA would not, and no compiler sees the whole. For figures of the run with XLA, or "
-                f'with {PJRT.flag}, which always compiles, add --gin_param="{_JIT}"'
-                + (_LOCAL if plan.num_parts > 1 and layer_settings.is_global(plan.recipe) else "")
-            )
+    @property
+    def words(self) -> str:
+        return f"{self.name} with {PJRT.flag}" if self.instead else self.name
+
+    @property
+    def figures_of(self) -> str:
+        return _OF_ENGINE if self.instead else _FIGURES_OF
+
+    def seen_whole(self) -> GpuMachines:
+        return dataclasses.replace(self, runtime=PJRT, instead=True)
 
     def configure(self) -> None:
         tf.config.experimental.enable_tensor_float_32_execution(GpuOptions().tf32)

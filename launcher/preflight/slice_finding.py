@@ -59,7 +59,7 @@ class Case:
     @property
     def name(self) -> str:
         """For people."""
-        return ", ".join((self.where.name, *self.changes))
+        return ", ".join((self.where.words, *self.changes))
 
     def changed(self, *bindings: str) -> Case:
         """The case with more changes."""
@@ -133,8 +133,19 @@ class Examiner:
         """The run as it would be on the case's devices.
 
         Raises:
-          UsageError: the recipe contradicts itself, cannot be divided among the replicas, or nothing can be told of it.
+          UsageError: the recipe contradicts itself, or cannot be divided among the replicas.
         """
+        return self._settled(case)[1]
+
+    def _settled(self, case: Case) -> tuple[Case, RunPlan]:
+        """The case as it can be compiled, and its run."""
+        plan = self._plan(case)
+        if plan.is_compiled:
+            return case, plan
+        case = dataclasses.replace(case, where=case.where.seen_whole())
+        return case, self._plan(case)
+
+    def _plan(self, case: Case) -> RunPlan:
         # The machine's own cluster and devices are not those of the run.
         machine = loading.Machine(
             environ={},
@@ -143,9 +154,7 @@ class Examiner:
             on=case.where.strategy(),
             connect=False,
         )
-        resolved = machine.resolve(self.request.gin_file, [*self.request.gin_param, *case.changes])
-        case.where.check(resolved)
-        return resolved
+        return machine.resolve(self.request.gin_file, [*self.request.gin_param, *case.changes])
 
     def examine(self, case: Case) -> SliceFinding:
         """Compiles a case and reads what came of it.
@@ -153,7 +162,7 @@ class Examiner:
         Raises:
           UsageError: the recipe cannot be built, or the step cannot be one program at all.
         """
-        resolved = self.resolve(case)
+        case, resolved = self._settled(case)
         with self.console.waiting(f"{case.name}: lowering"):
             case.where.configure()
             program, model, lines = _lowered(resolved, case.where.num_replicas)

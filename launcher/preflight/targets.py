@@ -20,7 +20,6 @@ from launcher.preflight.compiled.hlo import Module
 
 if TYPE_CHECKING:
     from launcher.preflight.compiled.hbm import HbmUse
-    from launcher.run.plan import RunPlan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,6 @@ class Target(abc.ABC):
     """Devices that a step can be compiled for: of all of them together, but where it is said to be of one replica."""
 
     accelerator: ClassVar[str]  # "tpu" or "gpu"
-    figures_of: ClassVar[str] = ""  # what of a run the figures are of; empty where it is the very program
     xla_flags: ClassVar[tuple[str, ...]] = ()  # for its compiler
     memory_name: ClassVar[str]  # as the bounds call it, such as "HBM"
 
@@ -71,9 +69,19 @@ class Target(abc.ABC):
             accelerator=self.accelerator,
         )
 
-    def check(self, plan: RunPlan) -> None:
-        """Raises UsageError where nothing can be told of such a run."""
-        return
+    @property
+    def words(self) -> str:
+        """Its name and what of a run there goes without saying, for people."""
+        return self.name
+
+    @property
+    def figures_of(self) -> str:
+        """The program that the figures are of, for people; empty where it is the run's very own."""
+        return ""
+
+    def seen_whole(self) -> Target:
+        """The same, on which a compiler sees the whole step of a run that does not ask for one."""
+        return self
 
     def configure(self) -> None:
         """Sets TensorFlow up as a run on them does, as far as that changes what is lowered."""

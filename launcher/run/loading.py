@@ -11,9 +11,11 @@ import tensorflow as tf
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.machine import cluster as cluster_lib
+from launcher.machine import jax_devices, nvidia
 from launcher.machine import strategy as strategy_lib
+from launcher.machine import tpu as tpu_lib
 from launcher.machine.cluster import full_workers
-from launcher.machine.devices import settings_left
+from launcher.machine.devices import discover, settings_left
 from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
 from launcher.machine.strategy import StrategyPlan
 from launcher.machine.tpu import NoTpuError
@@ -91,7 +93,7 @@ class Machine:
         this machine's devices nor the flags on them matter.
       connect: whether a session will be built from the plan; else no peer and no TPU is connected to, and a TPU need
         not be there.
-      runtime: what runs the steps.
+      runtime: what runs the steps; None for TensorFlow, or JAX where that alone can use the machine's GPUs.
       made: the runtime, once it has been made.
     """
 
@@ -103,7 +105,7 @@ class Machine:
     deterministic: bool = False
     on: StrategyPlan | None = None
     connect: bool = True
-    runtime: RuntimeKind = TENSORFLOW
+    runtime: RuntimeKind | None = None
     made: TfRuntime | None = None
 
     def __post_init__(self) -> None:
@@ -192,7 +194,7 @@ class Machine:
     def _decide(self, recipe_strategy: str | Callable[[], Any]) -> StrategyPlan:
         if self.on is not None:
             return self.on
-        if self.runtime.devices is not None:
+        if self.runtime is not None and self.runtime.devices is not None:
             for name, value in (("--strategy", self.strategy), ("--tpu", self.tpu)):
                 if value is not None:
                     raise UsageError(f"{name}={value} is for {TENSORFLOW.flag}: leave it out, or give --replicas")
@@ -202,6 +204,9 @@ class Machine:
             own = requested()
             self.made = own if isinstance(own, TfRuntime) else TfRuntime(own)
             return strategy_lib.describe(self.made.strategy)
+        gpus = nvidia.visible(self.environ) if requested == "auto" and self.runtime is None else []
+        if gpus and not tpu_lib.named(self.tpu, self.environ) and not (here := discover()).gpus and not here.tpus:
+            return jax_devices.plan_instead(gpus, self.replicas, self._cluster, self.environ)
         try:
             return strategy_lib.plan(
                 requested=requested,

@@ -13,6 +13,7 @@ from launcher.config.bound_types import check_least, check_value, one_of
 from launcher.config.gin_bindings import missing_bindings
 from launcher.data.pipeline import Data, steps_per_epoch
 from launcher.errors import UsageError
+from launcher.machine.runtime_kinds import KINDS, TENSORFLOW
 from launcher.models.transformer.attention_form import FORMS
 from launcher.optimizers import Optimizer
 from launcher.reporting import trackers  # noqa: F401  (recipes bind its sinks)
@@ -97,6 +98,7 @@ class Recipe:
         by their time so far, on all workers alike. It changes no number.
       strategy: what `--strategy` means when the flag is not given; or a function, a reference without parentheses, that
         returns a `tf.distribute.Strategy` or a `TfRuntime` of one's own.
+      engine: what runs the steps unless `--engine` says it: "tensorflow", or "pjrt" for JAX's runtime.
       precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
@@ -164,6 +166,7 @@ class Recipe:
     rematerialize: bool | Literal["auto"] | None = None
     steps_per_loop: int | Literal["auto"] = "auto"
     strategy: str | Callable[[], Any] = "auto"
+    engine: str = TENSORFLOW.name
     precision: str = "auto"
     precision_overrides: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attention: str = "auto"
@@ -204,6 +207,7 @@ class Recipe:
                 raise missing_bindings("train", ["optimizer"])
         elif not callable(self.optimizer):
             raise UsageError(f"train.optimizer = {self.optimizer!r}: expected a reference, such as @momentum")
+        KINDS.asked(self.engine, f"train.engine = {self.engine!r}")
         check_least("train", self, global_batch_size=1, log_every=1, max_consecutive_overflows=1)
         check_least("train", self, evaluate_every=0, checkpoint_every=0, replay_every=0)
         for name in ("steps_per_loop", "microbatches", "loss_chunks"):

@@ -17,7 +17,7 @@ from launcher.errors import EXIT_DONE, TrainingError, UsageError
 from launcher.machine import devices, nvidia
 from launcher.machine.runtime_kinds import RuntimeKind
 from launcher.model_dir import check_model_dir, lease
-from launcher.modes import EngineRequest
+from launcher.modes import Request
 from launcher.reporting import strict_json
 from launcher.reporting.console import make_console
 from launcher.reporting.summary import versions
@@ -41,7 +41,7 @@ _DROPOUT_OFF = "dropout and noise off: each replica draws masks of its own (veri
 _DROPOUT_ON = "dropout and noise on, as verify.dropout asks for: each replica draws masks of its own"
 
 
-def run(request: EngineRequest) -> int:
+def run(request: Request) -> int:
     """Verifies the recipe; see `Verification`."""
     model_dir = check_model_dir(request.run_dir)
     writes_to = None if request.dry_run else model_dir
@@ -52,7 +52,7 @@ def run(request: EngineRequest) -> int:
 class Verification:
     """The verification of one recipe, as the flags gave it."""
 
-    def __init__(self, request: EngineRequest):
+    def __init__(self, request: Request):
         self._request, self.runtime = request, request.runtime
         self.runtime.check()
         # The machine may have neither the TPU nor the cluster that the recipe is for; any one device will do here.
@@ -60,7 +60,8 @@ class Verification:
             environ={}, strategy="one_device", seed=request.seed, deterministic=request.deterministic, connect=False
         )
         self.plan = machine.resolve(request.gin_file, request.gin_param)
-        check_shard(self.plan)
+        if not self.runtime.divides_weights:
+            check_shard(self.plan)
         self.settings = VerifySettings()
         self.tolerances: Tolerances = self.settings.tolerances or for_policy(self.plan.policy)
         self.steps = min(self.settings.steps, self.plan.total_steps)

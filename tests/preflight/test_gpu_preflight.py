@@ -76,12 +76,14 @@ def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine
     assert "train.precision = 'mixed_float16' halves the memory of float32 activations" in said
 
 
-def test_a_run_that_no_compiler_sees_gets_no_verdict(preflight):
+def test_a_run_that_no_compiler_sees_gets_the_verdict_of_the_engine_that_compiles_it(preflight):
     done = preflight("--gpu_type=h100:2")
-    assert done.code == EXIT_USAGE
-    assert "nothing can be told of this run, as train.jit_compile is off" in done.err
-    assert '--gin_param="train.jit_compile = True"' in done.err
-    assert not done.model_dir.exists()
+    assert done.code == EXIT_DONE, done.err
+    assert "preflight: the step compiles and fits: h100:2 with --engine=pjrt" in done.out
+    assert "Of TensorFlow nothing can be told, as train.jit_compile is off" in done.out
+    assert '--gin_param="train.jit_compile = True"' in done.out
+    (case,) = done.report["cases"]
+    assert case["accelerator_type"] == "h100:2" and "what JAX leaves to CUDA" in case["hbm"]["reserved"]
 
 
 def test_gpus_and_tpus_stand_in_one_table(preflight):

@@ -43,12 +43,17 @@ def answers(run_launcher, given: list[str], written: Path, on: dict) -> Iterator
         yield path
 
 
-def test_two_gpus_train_and_evaluate_as_tensorflow_does(run_launcher, tmp_path):
+def test_two_gpus_that_tensorflow_cannot_use_train_and_evaluate_as_it_does(run_launcher, tmp_path):
     ours, theirs, on = tmp_path / "ours", tmp_path / "theirs", played.machine(2)
     given = (*flags(ours, 6, "train.microbatches = 2"), FLOAT32)
-    done = run_launcher(*given, PJRT, env=on)
+    done = run_launcher(*given, env=on)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 replicas" in done.stdout and "on GPU devices" in done.stdout and "images as bytes" in done.stdout
+    assert (
+        "2 replicas" in done.stdout
+        and " 2 GPU(s) " in done.stdout
+        and ", and JAX can, as with --engine=pjrt" in done.stdout
+    )
+    assert "images as bytes" in done.stdout
     done = run_launcher(*given, f"--model_dir={theirs}", "--replicas=2")
     assert done.returncode == 0 and "images as bytes" not in done.stdout, done.stdout + done.stderr
     assert_alike(ours, theirs)
@@ -57,9 +62,10 @@ def test_two_gpus_train_and_evaluate_as_tensorflow_does(run_launcher, tmp_path):
 def test_a_step_that_does_not_fit_the_share_of_a_gpu_is_refused_before_it_is_run(run_launcher, tmp_path):
     on = played.machine(1, PLAYED_GPU_BYTES=str(2**20))
     size = ("train.global_batch_size = 1024", "mlp.units = 1024", "gpu.memory_share = 0.5", "gpu.tf32 = False")
-    done = run_launcher(*flags(tmp_path, 3, *size), FLOAT32, PJRT, "--deterministic", env=on)
+    done = run_launcher(*flags(tmp_path, 3, *size), FLOAT32, "--deterministic", env=on)
     assert done.returncode == 64 and "Traceback" not in done.stderr, done.stderr
     assert re.search(r"needs [\d.]+ MiB of each device's memory.*JAX has 1 MiB", done.stderr)
+    assert "--strategy=one_device, or CUDA_VISIBLE_DEVICES=-1, trains on the CPU" in done.stderr
     assert "gpu.memory_share = 0.5" in done.stdout and not events(tmp_path)
 
 

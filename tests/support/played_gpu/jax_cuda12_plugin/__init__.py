@@ -1,0 +1,1 @@
+"""The name alone, by which Launcher sees that JAX has CUDA."""
