@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from launcher.data import batch_spec
 from launcher.data.pipeline import Batch, Shard
+from launcher.errors import UsageError
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
@@ -221,14 +222,20 @@ def lower(
         if (shard := in_part.get(argument.name)) is not None and argument.shape != shard.shape
     }
     if axes:
-        text, gathered_bytes = weights_in_parts.divide(
-            jax,
-            text,
-            axes,
-            num_replicas=num_replicas,
-            in_loop=microbatches > 1,
-            most_scattered=_MOST_SCATTERED if for_tpu else None,
-        )
+        try:
+            text, gathered_bytes = weights_in_parts.divide(
+                jax,
+                text,
+                axes,
+                num_replicas=num_replicas,
+                in_loop=microbatches > 1,
+                most_scattered=_MOST_SCATTERED if for_tpu else None,
+            )
+        except weights_in_parts.UnknownFormError as error:
+            raise UsageError(
+                f"train.shard = 'all': {arguments[error.number].name} is used in a form that cannot be computed from "
+                f"parts ({error}): bind 'optimizer', which divides its state alone"
+            ) from error
     arguments, results = (
         [
             dataclasses.replace(one, shape=shard.shape, axis=shard.axis) if (shard := in_part.get(one.name)) else one

@@ -31,8 +31,9 @@ _TOGETHER = 2**27  # bytes of wholes that are put together at once, for the firs
 _MOST_STEPS = 8  # operations on the way to a gradient that are made as early as can be
 _MOST_LOOKED_AT = 64  # operations that say where a slice begins
 _UNMOVED = ("stablehlo.custom_call", "stablehlo.rng_bit_generator")
+_RESHAPES = ("stablehlo.reshape", "stablehlo.set_dimension_size")
 _LEFT_OVER = {
-    "stablehlo.reshape", "stablehlo.set_dimension_size", "stablehlo.convert", "stablehlo.dynamic_slice",
+    *_RESHAPES, "stablehlo.convert", "stablehlo.dynamic_slice",
     "stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.constant", "stablehlo.add",
 }  # fmt: skip
 
@@ -53,9 +54,42 @@ def divide(
       in_loop: whether gradients are those of microbatches, added up in a loop.
       most_scattered: replicas that may scatter in one step; None for any number.
 
+    Raises:
+      UnknownFormError: a weight is used in a form that is not known here.
+
     Returns:
       The module, and the bytes of the wholes that are put together for one microbatch.
     """
+    how: dict[str, Any] = {"num_replicas": num_replicas, "in_loop": in_loop, "most_scattered": most_scattered}
+    try:
+        return _divided(jax, text, axes, **how)
+    except Exception as error:  # MLIR's own, or one of a form that is not foreseen here
+        places = sorted(axes)
+        while len(places) > 1:
+            half = places[: len(places) // 2]
+            places = half if _fails(jax, text, {place: axes[place] for place in half}, **how) else places[len(half) :]
+        raise UnknownFormError(places[0], f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+
+class UnknownFormError(Exception):
+    """A weight, the argument of this number, is used in a form that cannot be rewritten; with what was found there."""
+
+    def __init__(self, number: int, why: str):
+        super().__init__(why)
+        self.number = number
+
+
+def _fails(*about: Any, **how: Any) -> bool:
+    try:
+        _divided(*about, **how)
+    except Exception:
+        return True
+    return False
+
+
+def _divided(
+    jax: JaxParts, text: str, axes: Mapping[int, int], *, num_replicas: int, in_loop: bool, most_scattered: int | None
+) -> tuple[str, int]:
     context = jax.new_context()
     with context, jax.ir.Location.unknown(context):
         module = jax.ir.Module.parse(text)
@@ -112,6 +146,15 @@ class _Scope:
         number = self.number(operation)
         return self.moved.get(number, number)
 
+    def first_of(self, uses: Sequence[_Use]) -> _Use:
+        """The use that stands before all others now; several may have been moved to one place."""
+        first = uses[0]
+        for use in uses[1:]:
+            one, other = self.around(use.operation), self.around(first.operation)
+            if one != other and one.is_before_in_block(other):
+                first = use
+        return first
+
 
 class _Rewriting:
     def __init__(self, jax: JaxParts, main: Any, num_replicas: int, sizes: Sequence[int]):
@@ -140,9 +183,11 @@ class _Rewriting:
             by_scope[self.main if self.body.around(use.operation) is None else self.body].append(use)
         for scope, found in by_scope.items():
             gathered += self._gather(scope, found, forward)
-            for one in reversed(list(scope.block.operations)):
-                if one.name in _LEFT_OVER and not any(_uses(result) for result in one.results):
-                    one.operation.erase()
+            for outer in reversed(list(scope.block.operations)):
+                inside = operations(self.jax, outer, *_RESHAPES) if len(outer.regions) else []  # of a conditional
+                for one in (*reversed(inside), outer):
+                    if one.name in _LEFT_OVER and not any(_uses(result) for result in one.results):
+                        one.operation.erase()
         retype(self.jax, self.function, [one.type for one in self.main.returned.operands])
         return gathered
 
@@ -307,7 +352,7 @@ class _Rewriting:
         wanted: dict[tuple[int, bool], list[_Use]] = {}
         for use in uses:
             wanted.setdefault((use.number, scope.number(use.operation) in forward), []).append(use)
-        runs = [(min(found, key=lambda use: scope.place(use.operation)), *run) for run, found in wanted.items()]
+        runs = [(scope.first_of(found), *run) for run, found in wanted.items()]
         gathered, together, waits_for, last, in_forward = 0, 0, None, None, None
         for first, number, is_forward in sorted(runs, key=lambda run: scope.place(run[0].operation)):
             found, before = wanted[number, is_forward], scope.around(first.operation)

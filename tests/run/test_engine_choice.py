@@ -12,11 +12,25 @@ from launcher.errors import UsageError
 from launcher.machine.runtime_kinds import PJRT, TENSORFLOW
 
 PROGRAM = """\
-import json, keras, numpy as np, launcher
+import json, keras, numpy as np, tensorflow as tf, launcher
 from launcher.errors import UsageError
 
+class Forms(keras.layers.Layer):
+    "Weights in conditionals, given out of one, and multiplied by each other."
+
+    def build(self, shape):
+        self.one, self.other = (self.add_weight(shape=(64, 64), name=name) for name in ("one", "other"))
+
+    def call(self, x):
+        one, other, is_first = self.one, self.other, tf.reduce_sum(self.one) > 0
+        x = tf.cond(is_first, lambda: x @ one, lambda: x @ other)
+        x = tf.switch_case(tf.cast(is_first, tf.int32), [lambda: x @ one, lambda: x @ other])
+        return x + x @ keras.ops.cond(is_first, lambda: one, lambda: other) @ (one @ one)
+
 def build():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(64, "relu"), Forms(),
+                              layers.SpectralNormalization(layers.Dense(64)), layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
     return model
 

@@ -207,6 +207,21 @@ def test_an_optimizer_that_sees_weights_as_a_whole_is_refused(text_folder):
         lowering.build(plan, 8)
 
 
+def test_a_weight_in_a_form_that_is_not_known_is_named(text_folder, monkeypatch):
+    divided, unknown = weights_in_parts._divided, []
+
+    def refuses(jax, text, axes, **how):
+        unknown[:] = unknown or [sorted(axes)[1]]
+        if unknown[0] in axes:
+            raise RuntimeError("a form of tomorrow's")
+        return divided(jax, text, axes, **how)
+
+    monkeypatch.setattr(weights_in_parts, "_divided", refuses)
+    session = lowering.build(in_parts.plan_of(*language_model(text_folder)), 8, without_values=True)
+    with pytest.raises(UsageError, match=r"train\.shard = 'all': model/\S+ is used in .*of tomorrow's.*'optimizer'"):
+        lowering.lower_session(session)
+
+
 @pytest.mark.parametrize("flags", [("--mode=train",), ("--dry_run",), ("--mode=verify",)])
 def test_what_trains_with_tensorflow_refuses_it(flags, run_launcher, tmp_path):
     shard = "--gin_param=train.shard = 'all'"
