@@ -18,7 +18,7 @@ def time_when_ready(*arrays: Any) -> float:
 
 def wait(row: Any) -> None:
     """Waits for every device of this process, or for one that failed: for that one, others may wait without end."""
-    parts = [shard.data for shard in row.addressable_shards]
+    parts = [row] if row.is_ready() else [shard.data for shard in row.addressable_shards]
     while len(parts) > 1:
         ready = [part.is_ready() for part in parts]
         for part, is_ready in zip(parts, ready, strict=True):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -41,7 +42,12 @@ from launcher.step_program.lowering import Argument, Lowered
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
+# In which a batch is made at once.
+_QUICK_SECONDS = 1e-3
 _REPLICA = "replica"
+
+State = list[list[Any]]
+"""The arrays that a program changes, and those that it only reads, by the order of their names."""
 
 
 def make(plan: RunPlan) -> PjrtRuntime:
@@ -224,6 +230,10 @@ class PjrtRuntime:
         return self._global([value] * len(self.devices.local), None, value.shape)
 
     def batch(self, parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+        """A step's batch, on its way to the devices; where they have the host's memory, the step itself takes it."""
+        if self.devices.num_processes == 1 and self.devices.all[0].platform == "cpu":
+            joined = parts[1:] and {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+            return joined or parts[0]
         return {key: self._of_parts([part[key] for part in parts], 0) for key in parts[0]}
 
     def _of_parts(self, parts: Sequence[np.ndarray], axis: int) -> Any:
@@ -311,31 +321,65 @@ class PjrtLoop(_OnDevices):
         return run
 
     def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
-        runtime, program = self.runtime, cast(Program, None)  # of the first batch
-        rows: list[Any] = []
-        put: deque[dict[str, Any]] = deque()
-        got: list[tuple[float, Future[float]]] = []
-        ended: list[Future[float]] = []
-        for number in range(count):
-            # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
-            while len(got) < min(number + 2, count):
-                asked, parts = time.monotonic(), next(batches)
-                put.append(runtime.batch(parts))
-                got.append((asked, runtime.arriving.submit(device_arrays.time_when_ready, *put[-1].values())))
-                program = program or self.program_for(parts)
-            if not held:
-                held |= runtime.taken(program)
-            rows.append(program(held, put.popleft()))
-            ended.append(runtime.waiting.submit(device_arrays.time_when_ready, rows[-1]))
-            if number >= _AHEAD:
-                ended[number - _AHEAD].result()
-        table = _table(rows)
-        if not self.trains:
-            return table
-        # A step waits until its batch is on the devices, from when that is asked for and the one before it has ended.
-        before = [asked for asked, _ in got[:1]] + [one.result() for one in ended[:-1]]
-        waits = [max(0.0, there.result() - max(asked, end)) for (asked, there), end in zip(got, before, strict=True)]
-        return np.concatenate([table, np.array(waits, np.float32)[:, None]], axis=1)
+        runtime, program, state = self.runtime, cast(Program, None), State()  # of the first batch
+        rows, put, waits = list[Any](), deque[dict[str, Any]](), _Waits(runtime)
+        try:
+            for number in range(count):
+                # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
+                while number + len(put) < min(number + 2, count):
+                    parts, batch = waits.of_next(batches, rows[-1:])
+                    put.append(batch)
+                    program = program or self.program_for(parts)
+                if not held:
+                    held |= runtime.taken(program)
+                state = state or program.state(held)
+                rows.append(program(state, put.popleft()))
+                waits.of_step(rows[-1])
+                if number >= _AHEAD:
+                    device_arrays.wait(rows[number - _AHEAD])
+        finally:
+            if state:
+                held |= zip(program.changed, state[0], strict=True)
+        for row in rows[-_AHEAD:]:
+            device_arrays.wait(row)
+        table = np.stack([np.asarray(row.addressable_data(0)) for row in rows])
+        return np.concatenate([table, waits.seconds()[:, None]], axis=1) if self.trains else table
+
+
+class _Waits:
+    """For how long each step of a loop waited for its batch, to be made and on its way, with the devices idle.
+
+    Of batches that are made at once and need no way, when a step ended is looked at only as the next batch is there:
+    another thread costs more than a small step.
+    """
+
+    def __init__(self, runtime: PjrtRuntime):
+        self._runtime, self._looks = runtime, False
+        self._batches: list[tuple[float, float, Callable[[], float]]] = []  # asked for, made, on the devices
+        # A step begins when the batch behind its own is made, too, and the one two before it has ended by then.
+        self._ended: list[Callable[[], float]] = [lambda: -math.inf] * 2
+
+    def of_next(self, batches: Iterator, last: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+        """The next batch, and what is on its way of it, asked for while the `last` step may run."""
+        asked, parts = time.monotonic(), next(batches)
+        made, batch = time.monotonic(), self._runtime.batch(parts)
+        coming = [one for one in batch.values() if not (isinstance(one, np.ndarray) or one.is_ready())]
+        there = self._runtime.arriving.submit(device_arrays.time_when_ready, *coming).result if coming else lambda: made
+        self._looks = bool(coming) or made - asked > _QUICK_SECONDS
+        self._batches.append((asked if all(row.is_ready() for row in last) else made, made, there))
+        return parts, batch
+
+    def of_step(self, row: Any) -> None:
+        """Looks at the end of a step, where that is to be known."""
+        look = self._runtime.waiting.submit
+        self._ended.append(look(device_arrays.time_when_ready, row).result if self._looks else lambda: -math.inf)
+
+    def seconds(self) -> np.ndarray:
+        """Of each step; float32."""
+        ended, found = [when() for when in self._ended], []
+        for (asked, made, there), second, last in zip(self._batches, ended, ended[1:], strict=False):
+            found.append(max(0.0, made - max(asked, second)) + max(0.0, there() - max(made, last)))
+        return np.array(found, np.float32)
 
 
 class PjrtRows(_OnDevices):
@@ -345,13 +389,13 @@ class PjrtRows(_OnDevices):
         super().__init__(runtime, function, of_rows=True)
 
     def begin(self) -> Callable[[Any], Any]:
-        held: dict[int, dict[str, Any]] = {}
+        held: dict[int, State] = {}
 
         def answer(parts: Sequence[dict[str, np.ndarray]]) -> Any:
             program = self.program_for(parts)
             with self.runtime.devices.peer_failures(" in the middle of an evaluation"):
                 if id(program) not in held:
-                    held[id(program)] = self.runtime.taken(program)
+                    held[id(program)] = program.state(self.runtime.taken(program))
                 found = program(held[id(program)], self.runtime.batch(parts))
                 for one in found:
                     device_arrays.wait(one)
@@ -388,13 +432,6 @@ class _Turns:
         return [next(self.parts) for _ in range(self.local)]
 
 
-def _table(rows: Sequence[Any]) -> np.ndarray:
-    """What each row has on all devices, once it is there."""
-    for row in rows[-_AHEAD:]:
-        device_arrays.wait(row)
-    return np.stack([np.asarray(row.addressable_shards[0].data) for row in rows])
-
-
 def spec_of(axis: int | None) -> Any:
     from jax.sharding import PartitionSpec
 
@@ -402,13 +439,13 @@ def spec_of(axis: int | None) -> Any:
 
 
 class Program:
-    """A function of all replicas: (arrays, batch) -> its report, or a list of what has the rows of all replicas.
+    """A function of all replicas: (state, batch) -> its report, or a list of what has the rows of all replicas.
 
     The arrays that it changes are others afterwards, and take the memory of the old ones.
 
     Attributes:
       variables: those of its arguments that are.
-      changed: names of those that it changes.
+      changed: names of those that it changes, sorted.
       structure: of what the function returns.
       graph: what was lowered.
     """
@@ -437,21 +474,20 @@ class Program:
         of_rows = program.results[0].shape != ()
         self.structure, self.graph, self._check = structure, lowered.graph, check
         self.variables = [one for one in program.arguments if one.kind == "variable"]
-        self.changed = {one.name for one in program.results if one.kind == "variable"}
+        self.changed = sorted(one.name for one in program.results if one.kind == "variable")
         self._constants = {name: runtime.everywhere(value) for name, value in lowered.constants.items()}
-        specs = [
-            {one.name: spec_of(one.axis) for one in program.arguments if one.kind != "batch" and is_one(one.name)}
-            for is_one in (self.changed.__contains__, lambda name: name not in self.changed)
-        ]
+        axes = {one.name: spec_of(one.axis) for one in program.arguments if one.kind != "batch"}
+        self._kept = sorted(axes.keys() - self.changed)
+        specs = [[axes[name] for name in names] for names in (self.changed, self._kept)]
 
-        def step(changed: dict[str, Any], kept: dict[str, Any], batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-            given = {**kept, **changed, **batch}
+        def step(changed: list[Any], kept: list[Any], batch: dict[str, Any]) -> tuple[list[Any], Any]:
+            given = dict(zip([*self.changed, *self._kept], [*changed, *kept], strict=True)) | batch
             found = list(
                 zip(program.results, exported.call(*[given[one.name] for one in program.arguments]), strict=True)
             )
             report = [value for one, value in found if one.kind == "report"]
             new = {one.name: value for one, value in found if one.kind == "variable"}
-            return new, report if of_rows else jax.numpy.stack(report)
+            return [new[name] for name in self.changed], report if of_rows else jax.numpy.stack(report)
 
         mapped = jax.shard_map(
             step,
@@ -460,17 +496,20 @@ class Program:
             out_specs=(specs[0], spec_of(0 if of_rows else None)),
             check_vma=False,
         )
-        self._run = jax.jit(mapped, donate_argnums=0)
+        divided = jax.sharding.NamedSharding(runtime.mesh, spec_of(0))
+        self._run = jax.jit(mapped, donate_argnums=0, in_shardings=(None, None, divided))
         self._made: Any = None
         self._options = {"xla_gpu_deterministic_ops": True} if runtime.deterministic else None
 
-    def __call__(self, held: dict[str, Any], batch: dict[str, Any]) -> Any:
-        changed = {name: held[name] for name in self.changed}
-        kept = {one.name: held[one.name] for one in self.variables if one.name not in self.changed} | self._constants
+    def state(self, held: Mapping[str, Any]) -> State:
+        """What a call takes of arrays that are held by name."""
+        given = {**held, **self._constants}
+        return [[given[name] for name in names] for names in (self.changed, self._kept)]
+
+    def __call__(self, state: State, batch: dict[str, Any]) -> Any:
         if self._made is None:
-            self._made = self._run.lower(changed, kept, batch).compile(self._options)
+            self._made = self._run.lower(*state, batch).compile(self._options)
             if self._check is not None:
                 self._check(self._made.memory_analysis())
-        new, report = self._made(changed, kept, batch)
-        held |= new
+        state[0], report = self._made(*state, batch)
         return report
