@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +107,13 @@ def shard_of(variable: keras.Variable, count: int) -> WeightShard | None:
         return None
     axes = [axis for axis, size in enumerate(variable.shape) if size % count == 0]
     return WeightShard(variable, axes[0], count) if axes else None
+
+
+def of_model(model: keras.Model, count: int, assigned: Iterable[keras.Variable] = ()) -> list[WeightShard]:
+    """The divisions of a model's weights, also of frozen ones; not of what its forward pass assigns, whole, itself."""
+    left = set(map(id, assigned))
+    shards = [shard_of(weight, count) for weight in model.weights if id(weight) not in left]
+    return [shard for shard in shards if shard is not None]
 
 
 def norms(variable: keras.Variable | WeightShard, *tensors: tf.Tensor) -> list[tf.Tensor]:

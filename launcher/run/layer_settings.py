@@ -245,12 +245,16 @@ def _shared_state(plan: RunPlan, model: keras.Model) -> str:
     replicas = plan.strategy.num_replicas
     if replicas == 1:
         return f"train.shard = {plan.recipe.shard!r}: one replica holds all of it"
-    parts = [(variable, shard_of(variable, replicas)) for variable in model.trainable_variables]
+    all_weights = plan.recipe.shard == "all"
+    parts = [(one, shard_of(one, replicas)) for one in (model.weights if all_weights else model.trainable_variables)]
     whole = bytes_of([variable for variable, _ in parts])
     held = bytes_of([variable if part is None else part for variable, part in parts])
     divided = bytes_of([variable for variable, part in parts if part is not None])
-    of, often = ("the weights, and every", "a pass") if plan.recipe.shard == "all" else ("every", "a step")
+    of, often = ("the weights, and every", "a pass") if all_weights else ("every", "a step")
+    left = (
+        f"; {bytes_text(whole - divided)} ({1 - divided / max(1, whole):.1%}) stay whole on each: vectors and the like"
+    )
     return (
         f"sharded over {replicas} replicas: {bytes_text(held)} of {bytes_text(whole)} on each, for {of} slot and "
-        f"average of the weights; {bytes_text(divided)} of weights are all-gathered {often}"
+        f"average of the weights; {bytes_text(divided)} of weights are all-gathered {often}{left}"
     )

@@ -11,7 +11,7 @@ import contextvars
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.machine import host_arrays
-from launcher.optimizers.weight_shards import shard_of
+from launcher.optimizers.weight_shards import WeightShard
 
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
@@ -86,13 +86,13 @@ def scope(
         yield
 
 
-def settle(later: FirstValues, model: keras.Model, shards: int) -> None:
-    """Gives variables their first values, all but weights that are divided into so many shards and have none yet."""
-    divided = {id(one.value) for one in model.trainable_variables if shard_of(one, shards) is not None}
+def settle(later: FirstValues, model: keras.Model, divided: Sequence[WeightShard]) -> None:
+    """Gives variables their first values, all but weights that are divided and have none yet."""
+    parts = {id(shard.whole.value) for shard in divided}
     for variable in [one.value for one in model.variables if id(one.value) in later]:
         if not later[id(variable)].is_due(variable):  # the program has loaded it
             del later[id(variable)]
-        elif id(variable) not in divided:
+        elif id(variable) not in parts:
             variable.assign(later.pop(id(variable)).make())
 
 

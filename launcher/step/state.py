@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.machine.array_parts import Part, Source, whole_of
-from launcher.optimizers.weight_shards import WeightShard
+from launcher.optimizers.weight_shards import WeightShard, of_model
 from launcher.runtime import Runtime, Variable, initial_values
 from launcher.runtime.tensorflow import plain
 from launcher.step import precision
@@ -35,6 +35,7 @@ class State:
         self._runtime, self._loss_scale, self.model = runtime, parts.loss_scale, parts.model
         self._optimizer, self._ema, self._counters = parts.optimizer, parts.ema, parts.counters
         self.scaling = precision.recorded(keras.config.dtype_policy().name, parts.loss_scale)
+        self._divided = of_model(parts.model, parts.config.shards, [one.variable for one in parts.statistics])
         self._shards = {id(held): shard for held, shard in [*self._optimizer.slot_shards, *self._ema.shards]}
         runtime.hold(self)
         copies = [(slot, weight) for slot, weight in self._optimizer.copies() if self.shard_of(slot) is not None]
@@ -100,8 +101,8 @@ class State:
         return self._shards.get(id(variable))
 
     def weight_shards(self) -> dict[int, WeightShard]:
-        """By the id of a weight, how it can be divided among the replicas, as the optimizer's state is."""
-        return {id(shard.whole): shard for shard in self._optimizer.shards if shard is not None}
+        """By the id of a weight, how it can be divided among the replicas, as the optimizer's state of it is."""
+        return {id(shard.whole): shard for shard in self._divided}
 
     def names_of_parts(self) -> set[str]:
         """Names of what a runtime's devices have in parts, whose values are to be sources."""

@@ -14,6 +14,7 @@ from launcher.data.pipeline import Data, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine import exit_barrier
 from launcher.optimizers import Optimizer, Optimizers
+from launcher.optimizers.weight_shards import of_model
 from launcher.reporting.units import first
 from launcher.runtime import Runtime, initial_values
 from launcher.runtime.batches import share_of_host
@@ -103,7 +104,8 @@ class Trainer:
         assigned = list(map(usual, candidates(model)) if forward_assigns is None else forward_assigns)
         self.statistics = [one.variable for one in assigned]
         if runtime.first_values is not None:
-            initial_values.settle(runtime.first_values, model, config.shards)
+            divided = of_model(model, config.shards, self.statistics)
+            initial_values.settle(runtime.first_values, model, divided)
         with runtime.host.scope():
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)

@@ -424,7 +424,7 @@ def _dtype(value: Any) -> str:
 
 
 def _bits(dtype: str) -> int:
-    return int(re.sub(r"\D", "", dtype))
+    return int(re.findall(r"\d+", dtype)[0])  # of f8E4M3FN, too
 
 
 def _uses(value: Any) -> list[tuple[Any, int]]:

@@ -29,8 +29,10 @@ class Forms(keras.layers.Layer):
 
 def build():
     layers = keras.layers
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(64, "relu"), Forms(),
+    base = layers.Dense(64)
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(64, "relu"), base, Forms(),
                               layers.SpectralNormalization(layers.Dense(64)), layers.Dense(1)])
+    base.enable_lora(2)
     model.compile("adam", "mse", metrics=["mae"])
     return model
 

@@ -176,6 +176,17 @@ def test_a_keras_program_on_tokens_trains_equal(layer, more, run_launcher, tmp_p
     assert_trains_equal(*found, 1e-2 if more else 1e-5)
 
 
+def test_weights_that_are_not_trained_are_in_parts_too(text_folder):
+    plan = in_parts.plan_of(*language_model(text_folder, "train.freeze = ('block1', '.*embedd.*')"))
+    session = lowering.build(plan, 4, without_values=True)
+    program = lowering.lower_session(session).program
+    changed = {one.name for one in program.results}
+    frozen = [one for one in program.arguments if one.name.startswith("model/") and one.name not in changed]
+    assert len(frozen) > 4
+    for one in frozen:
+        assert (one.axis is not None) == (len(one.shape) > 1), one
+
+
 KINDS = ("all_gather", "optimization_barrier", "reduce_scatter")
 
 
