@@ -22,6 +22,9 @@ Where it is not equal, Keras trains once more from first weights that are change
 differs from itself by is how much of any difference is rounding. Where there is an Embedding, it trains again with
 dense gradients of it, as Launcher's are: rows that occur twice in a batch are added up before they are squared.
 
+With `--times=5` nothing is compared but seconds, wall and processor's, of all calls of `fit`, in so many rounds in
+turns: Keras's, and Launcher's by `python EXAMPLE`. Imports are done before, and no model is evaluated first.
+
 Equal means: what each `fit` tells of all epochs, and the number drawn after it, differ from Keras's by at most 1e-5,
 relative above 1. What follows the last `fit` must end without an error where it does with Keras.
 """
@@ -50,6 +53,7 @@ from typing import Any
 import numpy as np
 import published_sets as made_up
 import published_stand_in
+from measuring import spread
 
 TOLERANCE = 1e-5
 _SIZES = (  # names of constants, and what they are at most
@@ -246,11 +250,7 @@ def tried(
 
     def run(key: str, number: int, by: str, workers: int = 1, twice: bool = False) -> None:
         with tempfile.TemporaryDirectory(prefix="published_") as place:
-            path = Path(place, "published", Path(name).name)
-            path.parent.mkdir()
-            setting = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
-            setting += "import published_stand_in; published_fit = published_stand_in.stand_in()\n"
-            path.write_text(setting + program)
+            path = _written(place, name, program)
             one = in_fork(path, Path(name).stem, number, workers, seconds, len(of_keras), by)
             if twice:
                 os.environ["PUBLISHED_AGAIN"] = "1"
@@ -293,6 +293,40 @@ def tried(
     if apart and found.get("dense_difference", 1.0) > TOLERANCE:
         run("nudged", 0, "nudged")
     return found
+
+
+def timed(folder: Path, name: str, rounds: int, seconds: float) -> dict[str, Any]:
+    """Seconds of the calls of `fit` by Keras and by Launcher, [rounds] each, and medians of their ratios."""
+    entry = made_up.ENTRIES.get(Path(name).stem, made_up.Entry())
+    program = rewritten((folder / name).read_text(encoding="utf-8"), entry)
+    found: dict[str, Any] = {"example": name}
+    taken: dict[str, list[Any]] = {"keras": [], "launcher": []}
+    for number in range(rounds):
+        for by in sorted(taken, reverse=bool(number % 2)):
+            with tempfile.TemporaryDirectory(prefix="published_") as place:
+                path, times = _written(place, name, program), Path(place, "times")
+                os.environ["PUBLISHED_TIMED"] = str(times)
+                one = in_fork(path, Path(name).stem, 0, 1, seconds, 0, by)
+                del os.environ["PUBLISHED_TIMED"]
+                if "error" in one:
+                    return found | {"error": f"{by}: {one['error']}"}
+                taken[by].append(np.loadtxt(times, ndmin=2).sum(axis=0))
+    keras, launcher = (np.array(taken[by]) for by in ("keras", "launcher"))
+    for place, kind in enumerate(("wall", "processor")):
+        found |= {
+            f"{by}_{kind}": np.round(of[:, place], 2).tolist() for by, of in (("keras", keras), ("launcher", launcher))
+        }
+        found[f"ratio_{kind}"] = round(float(np.median(launcher[:, place] / keras[:, place])), 3)
+    return found
+
+
+def _written(place: str, name: str, program: str) -> Path:
+    path = Path(place, "published", Path(name).name)
+    path.parent.mkdir()
+    setting = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+    setting += "import published_stand_in; published_fit = published_stand_in.stand_in()\n"
+    path.write_text(setting + program)
+    return path
 
 
 def _imports(text: str) -> set[str]:
@@ -355,6 +389,7 @@ def main() -> None:
     parser.add_argument("--replicas", default="1,2", help="beside Keras's own; empty for Keras alone")
     parser.add_argument("--workers", type=int, default=0, help="and on so many workers")
     parser.add_argument("--again", action="store_true", help="and twice in one folder, with another rate")
+    parser.add_argument("--times", type=int, default=0, help="rounds in which only seconds are taken")
     parser.add_argument("--seconds", type=float, default=300.0, help="for one training")
     parser.add_argument(
         "--lines", type=Path, help="where JSON lines are added, and read: what is there is not run again"
@@ -376,6 +411,14 @@ def main() -> None:
         if re.search(r"\.fit\(", (options.folder / path).read_text(encoding="utf-8"))
         and (not options.only or any(part in path for part in options.only))
     ]
+    if options.times:
+        rows = []
+        for name in chosen:
+            rows.append(timed(options.folder, name, options.times, options.seconds))
+            print(json.dumps(rows[-1]), flush=True)
+        for kind in ("wall", "processor"):
+            print(f"{kind}: {spread([row[f'ratio_{kind}'] for row in rows if 'error' not in row])} of Keras's")
+        return
     known: dict[str, dict] = {}
     if options.lines and options.lines.exists():
         known = {row["example"]: row for row in map(json.loads, options.lines.read_text().splitlines())}

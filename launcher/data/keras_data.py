@@ -293,7 +293,8 @@ def _of_replicas(batches: tf.data.Dataset, finish: Finish | None, shard: Shard) 
         with tf.control_dependencies([tf.debugging.assert_less_equal(rows, tf.constant(whole, tf.int64), larger)]):
             rows = tf.identity(rows)
         place = replica * size + tf.range(size, dtype=tf.int64)
-        taken = {key: tf.gather(value, place % rows) for key, value in batch.items()}
+        index = place % rows
+        taken = {key: tf.gather(value, index) for key, value in batch.items()}
         taken[WEIGHT] = tf.cast(place < rows, tf.float32)
         return {key: tf.ensure_shape(value, [size, *value.shape[1:]]) for key, value in taken.items()}
 

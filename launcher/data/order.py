@@ -70,26 +70,39 @@ ALL_IN = LeftOut()
 
 
 @no_autograph
-def shuffled(position: tf.Tensor, *, seed: int, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def shuffled(
+    position: tf.Tensor, *, seed: int, size: int, epoch: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """The epoch and the example at each position of the training stream.
 
     Args:
       position: int64 [n], places in the endless stream, from 0.
       size: number of examples of an epoch.
+      epoch: int64 scalar, where all of them are of one; those words are then drawn by one operation.
 
     Returns:
-      epoch: int64 [n].
+      epoch: int64 [n], or the scalar.
       index: int64 [n] in [0, size). Over the positions of one epoch, every index occurs once.
     """
-    epoch = position // size
-    words = philox(split_words(seed), (*split_words(epoch), tf.constant(_ORDER, tf.uint64), tf.zeros([], tf.uint64)))
+    if epoch is None:
+        epoch = position // size
+        counter = (*split_words(epoch), tf.constant(_ORDER, tf.uint64), tf.zeros([], tf.uint64))
+        words = tf.stack(philox(split_words(seed), counter)[:3], axis=-1)
+    else:
+        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[3],
+            key=[seed & (2**64 - 1)],
+            counter=[tf.cast(epoch, tf.uint64), _ORDER],
+            alg=tf.random.Algorithm.PHILOX.value,
+            dtype=tf.uint32,
+        )
     # The public op index_shuffle takes one seed a call only; this is the op under it, with one seed a position, because
     # a batch may span epochs.
     # Leans on TensorFlow: RandomIndexShuffle takes a seed for each index. Noticed by tests/data/test_order.py. Then:
     # write the permutation in operations, as `philox` is; another order would change resumed runs.
     index = tf.raw_ops.RandomIndexShuffle(
         index=position % size,
-        seed=tf.stack(words[:3], axis=-1),
+        seed=words,
         max_index=tf.constant(size - 1, tf.int64),
         rounds=_SHUFFLE_ROUNDS,
     )

@@ -185,7 +185,7 @@ class ExamplesEvaluation:
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
-            position, real = _positions_of_epochs(shard, element, len(self.examples))
+            position, real, _ = _positions_of_epochs(shard, element, len(self.examples))
             batch = call_converted(self.examples.fetch, position)
             batch = batch if finish is None else call_converted(finish, batch)
             return weighted(batch, shard.per_replica_batch_size, real)
@@ -327,12 +327,13 @@ class RandomAccessData:
         size, count = len(self.train), shard.per_replica_batch_size
         halves = slice(count), slice(count, None)
 
-        def examples_at(position: tf.Tensor) -> tuple[Batch, tf.Tensor]:
+        def examples_at(position: tf.Tensor, epoch: tf.Tensor | None = None) -> tuple[Batch, Any]:
             if self.shuffle:
-                epoch, index = shuffled(position, seed=shard.seed, size=size)
+                epoch, index = shuffled(position, seed=shard.seed, size=size, epoch=epoch)
             else:
                 epoch, index = position // size, position % size
-            seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index)
+            draws = self.augment is not None or self.mix is not None
+            seeds = example_seeds(seed=shard.seed, epoch=epoch, index=index) if draws else None
             batch = call_converted(self.train.fetch, index)
             if self.augment is not None:
                 batch = call_converted(self.augment, batch, seeds)
@@ -342,12 +343,12 @@ class RandomAccessData:
 
         @no_autograph
         def batch_at(element: tf.Tensor) -> Batch:
-            position, real = _positions(shard, element), None
             if self.whole_epochs:
-                position, real = _positions_of_epochs(shard, element, size)
+                position, real, epoch = _positions_of_epochs(shard, element, size)
+                return weighted(examples_at(position, epoch)[0], count, real)
+            position = _positions(shard, element)
             if self.mix is None:
-                batch, _ = examples_at(position)
-                return weighted(batch, count, real)
+                return weighted(examples_at(position)[0], count)
             others = partner_positions(position, seed=shard.seed, size=size)
             both, seeds = examples_at(tf.concat([position, others], axis=0))
             batch, partner = ({key: value[part] for key, value in both.items()} for part in halves)
@@ -393,14 +394,14 @@ def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
 
 
 @no_autograph
-def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Positions int64 [b] of a batch of padded epochs, and float32 [b], 0 for padding."""
+def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Positions int64 [b] of a batch of padded epochs, float32 [b], 0 for padding, and the epoch."""
     size, whole = shard.per_replica_batch_size, shard.global_batch_size
     step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
     epoch, number = step // -(-num_examples // whole), step % -(-num_examples // whole)
     rows, first = replica * size + tf.range(size, dtype=tf.int64), number * whole
     there = tf.minimum(tf.constant(whole, tf.int64), num_examples - first)
-    return epoch * num_examples + first + rows % there, tf.cast(rows < there, tf.float32)
+    return epoch * num_examples + first + rows % there, tf.cast(rows < there, tf.float32), epoch
 
 
 @no_autograph

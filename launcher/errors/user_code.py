@@ -37,6 +37,8 @@ _AROUND = re.compile(
 )
 _MOST_CHARACTERS = 500
 
+_realpath = functools.cache(os.path.realpath)  # links are followed, folder by folder
+
 
 @functools.cache
 def _targets() -> tuple[str, ...]:
@@ -54,14 +56,14 @@ class Place(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        return os.path.realpath(self.file).startswith(_OURS)
+        return _realpath(self.file).startswith(_OURS)
 
     @property
     def is_library(self) -> bool:
         """Whether it belongs to Python, to an installed package, or to no file at all."""
         if self.is_ours:
             return False
-        path = os.path.realpath(self.file)
+        path = _realpath(self.file)
         nowhere = self.is_rewritten or (self.file.startswith("<") and not notebook.is_cell(self.file))
         return nowhere or path.startswith(_STANDARD_LIBRARY + _targets()) or bool(_INSTALLED & set(Path(path).parts))
 

@@ -14,17 +14,22 @@ import tensorflow as tf
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_AS_WRITTEN = "launcher_as_written"
 
 
 def no_autograph(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorator: the function, and all that it calls, runs as it is written when it is traced."""
-    return tf.autograph.experimental.do_not_convert(function)
+    made = tf.autograph.experimental.do_not_convert(function)
+    setattr(made, _AS_WRITTEN, True)
+    return made
 
 
 def call_converted(
     function: Callable[_Parameters, _Result], *args: _Parameters.args, **kwargs: _Parameters.kwargs
 ) -> _Result:
     """Calls what a user may have written, converted by AutoGraph with all that it calls but `no_autograph`."""
+    if hasattr(function, _AS_WRITTEN):  # not even the first conversion of a process, which takes a tenth of a second
+        return function(*args, **kwargs)
     return _converted_call()(function, args, kwargs)
 
 

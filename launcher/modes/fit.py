@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import numbers
 import os
 import signal
@@ -231,6 +232,7 @@ def fit(
         keras.config.set_dtype_policy(policy)  # what comes after is the program's, also another call
         if model is not None:
             keras_private.Held(model).make()
+        gc.collect()  # graphs are in cycles, which Python by itself lets gather over many fits
     return history
 
 

@@ -22,7 +22,7 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.machine.replaced import put
 from launcher.machine.replicas import read_rows, write_rows
-from launcher.optimizers import own_settings
+from launcher.optimizers import own_settings, same_bits
 from launcher.optimizers.schedules import Schedule
 from launcher.optimizers.weight_shards import StandIn, Variables, WeightShard, shard_of
 
@@ -287,6 +287,7 @@ class Optimizer:
             return []
         new: list[tf.Tensor] = []
         common_rate = self.learning_rate(step) if rate is None else rate
+        short = same_bits.update_of(self.keras_optimizer, len(self.updated))
         if isinstance(self.keras_optimizer, keras.optimizers.Nadam):
             # Leans on Keras: there it advances the product of momentum factors, once a step. Noticed by
             # tests/optimizers/test_keras_optimizers.py. Then: see where it does so now; an AttributeError names it.
@@ -296,7 +297,7 @@ class Optimizer:
             if gradient is None:
                 continue
             variable = whole if shard is None else shard.taken()
-            self._update(index, gradient, variable, common_rate)
+            self._update(index, gradient, variable, common_rate, short)
             if shard is not None:
                 new.append(variable.value)
             elif whole.constraint is not None:
@@ -307,8 +308,15 @@ class Optimizer:
         tf.raw_ops.AssignAddVariableOp(resource=iterations.value.handle, value=tf.ones([], iterations.dtype))
         return new
 
-    def _update(self, index: int, gradient: tf.Tensor, variable: keras.Variable | StandIn, rate: tf.Tensor) -> None:
-        """Updates one variable, or what stands in for it, at the rate of the step."""
+    def _update(
+        self,
+        index: int,
+        gradient: tf.Tensor,
+        variable: keras.Variable | StandIn,
+        rate: tf.Tensor,
+        short: same_bits.Update | None = None,
+    ) -> None:
+        """Updates one variable, or what stands in for it, at the rate of the step; if it is whole, by `short`."""
         multiplier, optimizer = self._multipliers[index], self.keras_optimizer
         own_rate = rate if multiplier == 1.0 else rate * multiplier
         if coefficient := self._decays[index]:
@@ -317,10 +325,8 @@ class Optimizer:
                 optimizer.assign_sub(variable, own_rate * decay)
             else:
                 gradient += decay
-        # Keras's own SGD with momentum, and not a subclass that may do more.
-        has_momentum_alone = type(optimizer) is keras.optimizers.SGD and bool(optimizer.momentum)
-        if has_momentum_alone and variable is self.updated[index] and variable.dtype == "float32":
-            self._move(optimizer, index, gradient, own_rate)
+        if short is not None and variable is self.updated[index] and variable.dtype == "float32":
+            short(index, variable.value, gradient, own_rate)
         else:
             optimizer.update_step(gradient, variable, own_rate)
 
@@ -364,19 +370,6 @@ class Optimizer:
             self._update(index, gradient, taken(self.updated[index]), rate)
         for part, before in parts:
             write_rows(part.whole.value, ids, tf.where(applied, part.value, before))
-
-    def _move(self, sgd: keras.optimizers.SGD, index: int, gradient: tf.Tensor, rate: tf.Tensor) -> None:
-        """`SGD.update_step` to the same bits, in one operation and one pass instead of eight."""
-        # Leans on TensorFlow, Keras: this operation computes the bits of SGD.update_step. Noticed by
-        # tests/optimizers/test_optimizers.py. Then: call `update_step`, in eight passes.
-        tf.raw_ops.ResourceApplyKerasMomentum(
-            var=self.updated[index].value.handle,
-            accum=sgd.momentums[index].value.handle,
-            lr=rate,
-            grad=gradient,
-            momentum=tf.constant(sgd.momentum, tf.float32),
-            use_nesterov=sgd.nesterov,
-        )
 
     def _check_scope(self, variables: Variables, shards: int) -> None:
         strategy = tf.distribute.get_strategy()

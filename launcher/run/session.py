@@ -33,6 +33,7 @@ from launcher.step.step_config import StepConfig
 from launcher.step.trainer import Trainer
 from launcher.tasks.base import Place
 from launcher.tasks.keras_callbacks import fit_of
+from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_private import forget_names
 from launcher.tasks.keras_tracing import drawn_from
 
@@ -143,6 +144,10 @@ def forward_assigns(plan: RunPlan, model: keras.Model) -> list[keras.Variable]:
     if (assigns := plan.recipe.task.step_assigns) is not None:
         ids = {id(variable) for variable in assigns}
         return [variable for variable in statistics.candidates(model) if id(variable) in ids]
+
+    is_whole = plan.num_parts == 1 and plan.recipe.ema_decay is None and isinstance(plan.recipe.task, KerasTask)
+    if is_whole and (known := statistics.of_keras(model)) is not None:
+        return known
 
     def spec() -> batch_spec.BatchSpec:
         size, replicas = plan.recipe.global_batch_size, plan.strategy.num_replicas

@@ -236,9 +236,11 @@ def _norm(
     Small ones are joined, and shares taken, of what was reduced: XLA would else write each gradient twice.
     """
 
+    vector = tf.constant([-1])
+
     def sums_of_squares(places: Sequence[int]) -> list[tf.Tensor]:
         small = [index for index in places if _is_small(gradients[index])]
-        vectors = [tf.reshape(tf.cast(reduced[index], tf.float32), [-1]) for index in small]
+        vectors = [tf.reshape(tf.cast(reduced[index], tf.float32), vector) for index in small]
         joined = [tf.concat(vectors, axis=0) * factor] if small else []
         return [2 * tf.nn.l2_loss(one) for one in joined + [gradients[index] for index in places if index not in small]]
 

@@ -8,7 +8,7 @@ freezing and learning rates.
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -32,6 +32,8 @@ _RANDOM = (
     keras.layers.LSTMCell,
     keras.layers.SimpleRNNCell,
 )
+# Kinds as Keras's; of abstract ones, to ask costs more than all the rest.
+_HOLDERS = keras.layers.Layer, dict, list, tuple, set, frozenset
 
 
 class Placed(NamedTuple):
@@ -161,14 +163,11 @@ def _parts(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
         yield from _held(list(vars(layer).values()))
 
 
-def _held(value: Any) -> Iterator[keras.layers.Layer]:
+def _held(value: Any) -> list[keras.layers.Layer]:
     if isinstance(value, keras.layers.Layer):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _held(list(value.values()))
-    elif isinstance(value, (list, tuple, Set)):
-        for part in value:
-            yield from _held(part)
+        return [value]
+    parts = list(value.values()) if isinstance(value, dict) else value
+    return [one for part in parts if isinstance(part, _HOLDERS) for one in _held(part)]
 
 
 def weights(model: keras.Model) -> list[Placed]:

@@ -15,7 +15,7 @@ _FLAGS_A_SCALAR = 24
 @no_autograph
 def flags(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """float32 [len(tensors)]: 1 where a tensor holds a value that is not finite."""
-    return tf.stack([1.0 - tf.cast(tf.reduce_all(tf.math.is_finite(tensor)), tf.float32) for tensor in tensors])
+    return 1.0 - tf.cast(tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]), tf.float32)
 
 
 @no_autograph

@@ -28,6 +28,12 @@ _STARTS = (0, 3, -3)  # added to the values: what is the largest so far may not 
 _SIGNS = {"max": 1, "min": -1}
 # What does not change a variable that it is given.
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+# Weights of Keras's layers that nothing but an optimizer assigns; layers in which anything may be done.
+_FROZEN = {
+    *("kernel", "bias", "gamma", "beta", "embeddings", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel"),
+    *("mean", "variance", "count"),  # of a Normalization
+}
+_ANY = keras.layers.Lambda, keras.layers.Wrapper
 
 
 class Statistic(NamedTuple):
@@ -134,6 +140,21 @@ def assigned(task: Task, model: keras.Model, spec: Callable[[], BatchSpec]) -> l
     if not any(inside):  # no variable is recognised
         return found
     return [one for one, resources in zip(found, inside, strict=True) if any(map(_is_changed, resources))]
+
+
+def of_keras(model: keras.Model) -> list[keras.Variable] | None:
+    """Those that layers of Keras may assign in training, without a trace; None where that is not known by their names.
+
+    Among them may be what a call with `training=False` leaves alone: to put that back changes nothing in one part of a
+    batch, but would be averaged over several.
+    """
+    layers, found = layers_of(model), candidates(model)
+    norms = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+    moves = {id(weight): norm.trainable for norm in norms for weight in norm.non_trainable_variables}
+    known = all(one.__module__.startswith("keras.") and not isinstance(one, _ANY) for one in layers)
+    if known and all(id(one) in moves or one.path.rpartition("/")[2] in _FROZEN for one in found):
+        return [one for one in found if moves.get(id(one))]
+    return None
 
 
 def _is_changed(resource: tf.Tensor) -> bool:

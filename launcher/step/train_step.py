@@ -52,7 +52,8 @@ class StepReport(NamedTuple):
         # Small operations are what a small model's step costs: no reshape where nothing needs one.
         if all(value.shape.rank == 0 for value in values):
             return tf.stack(values)
-        return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+        vector = tf.constant([-1])
+        return tf.concat([tf.reshape(value, vector) for value in values], axis=0)
 
 
 def report_names(traced: Traced, num_weights: int) -> tuple[str, ...]:

@@ -228,7 +228,7 @@ class Trainer:
         return tuple(self.replica_step.traced.metrics)
 
     def matrix_flops(self) -> flops.Flops | None:
-        """FLOPs of one step on one replica, once it is traced; None where its graph does not tell. Takes some 0.1 s."""
+        """FLOPs of one step on one replica, once it is traced; None where its graph does not tell."""
         if self._graph is None:
             return None
         strategy = self.runtime.host.strategy

@@ -94,11 +94,10 @@ class Change:
             self.parts.optimizer.apply_rows(one.number, one.rows, gradient, self.learning_rate, self.checked.applied)
 
     def _clipped(self) -> list[tf.Tensor]:
-        # Of a table's gradient no rule asks for the weights.
-        weights = [
-            tf.zeros([]) if one.rows is not None else tf.cast(one.weight.value, tf.float32) for one in self.trained
-        ]
-        return self.config.clipping.apply(self.checked.gradients, self.checked.norm, weights)
+        clipping = self.config.clipping
+        # No other rule asks for them, and then no weight is a table.
+        weights = [tf.cast(one.weight.value, tf.float32) for one in self.trained if clipping.adaptive]
+        return clipping.apply(self.checked.gradients, self.checked.norm, weights)
 
     def present_shards(self) -> list[tf.Tensor]:
         """The values of `shards` as they are."""

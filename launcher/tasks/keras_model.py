@@ -352,10 +352,13 @@ class KerasTask(Task):
         is_real = self.takes_real_rows and real.shape[0] is None
         compiled = (self._place.compiled or xla.is_compiling()) and not is_real
 
+        # Where there are none, one, which weighs nothing: the mean of no rows is none.
+        bounds = tf.constant([0]), tf.maximum(tf.cast(num_real, tf.int32), 1)[tf.newaxis], tf.constant([1])
+
         def rows(part: Any) -> Any:
-            # Where there are none, one, which weighs nothing: the mean of no rows is none.
-            count = tf.maximum(tf.cast(num_real, tf.int32), 1)
-            return part if is_real or self.keeps_padding else each_tensor(part, lambda one: one[:count])
+            if is_real or self.keeps_padding:
+                return part
+            return each_tensor(part, lambda one: tf.strided_slice(one, *bounds))
 
         context = context_of_several()
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
@@ -415,7 +418,7 @@ class KerasTask(Task):
         loss = total * weight
         if gathers:  # the gradient through the replica's own rows alone is to be summed, not averaged by their number
             loss = tf.custom_gradient(lambda one: (one * weight, lambda upstream: upstream * num_everywhere))(total)
-        is_first, num_rows = True, num_real
+        is_first, num_rows, has_rows, zero = True, num_real, num_real > 0, tf.zeros([])
         if context is not None and takes_whole_batches:
             whole, logs = keras_metrics.updated(model, initial, parts)
             is_first, num_rows = tf.equal(context.replica_id_in_sync_group, 0), num_everywhere
@@ -425,7 +428,7 @@ class KerasTask(Task):
             if fold.over_steps == "sum":
                 value -= tf.cast(before, tf.float32)
             value = tf.reshape(value, [before.shape.num_elements()])
-            value = tf.where(is_first if fold.whole else num_real > 0, value, 0.0)
+            value = tf.where(is_first if fold.whole else has_rows, value, zero)
             states_by_fold.setdefault(f"{fold.over_steps}:{'' if training else _HELD_OUT}", []).append(value)
         metrics = {name: tf.concat(values, axis=0) for name, values in states_by_fold.items()}
         logs = keras_metrics.leaves(logs)

@@ -47,7 +47,10 @@ class OwnSteps:
         self.seeds = keras.random.SeedGenerator(0)
         self.assigned: list[keras.Variable] = []
         self.has_sums = False
-        self.uses()  # makes what Keras makes where a step is first traced: layers and metrics, not optimizers
+        self._uses: Uses = []
+        before, uses = len(model.variables), self.uses()
+        # Keras makes layers and metrics where a step is first traced, not optimizers: only then it is traced again.
+        self._uses = uses if len(model.variables) == before else []
         model.built = True  # also one that is never called
         self._metrics = [*{id(metric): metric for metric in model.metrics}.values()]
         self._states = list(model.metrics_variables)
@@ -58,7 +61,7 @@ class OwnSteps:
 
     def uses(self) -> Uses:
         """The optimizers that the training step applies, in its order."""
-        return self.tried("train_step", self._example)
+        return self._uses or self.tried("train_step", self._example)
 
     def tried(self, step: str, example: Callable[[], Any]) -> Uses:
         """Traces a step, makes what is not built yet, and runs and differentiates nothing; returns what it applies."""

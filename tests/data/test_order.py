@@ -73,3 +73,12 @@ def test_a_step_trains_on_the_batch_of_its_number_among_those_that_are_left(rang
         dataset = left_out.drop_from(tf.data.Dataset.from_tensor_slices(elements), first=first, parts=parts)
         expected = [number for number in left[step - 1 :] for _ in range(parts)]
         assert list(dataset.as_numpy_iterator()) == expected
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (-5, 3), (2**40 + 7, 2**33)])
+def test_where_all_positions_are_of_one_epoch_their_order_is_drawn_to_the_same_bits(seed, epoch):
+    positions = tf.range(epoch * 50, (epoch + 1) * 50, dtype=tf.int64)
+    (of_each, index), (of_all, same) = (
+        shuffled(positions, seed=seed, size=50, epoch=told) for told in (None, tf.constant(epoch, tf.int64))
+    )
+    assert index.numpy().tolist() == same.numpy().tolist() and set(of_each.numpy()) == {int(of_all)}

@@ -19,6 +19,7 @@ from launcher.errors import EXIT_DONE, UsageError
 from launcher.machine import installation
 from launcher.model_dir import lease
 from launcher.modes import Request, fit_folders
+from launcher.run.actions import base
 
 pytestmark = pytest.mark.slow
 
@@ -207,7 +208,9 @@ def test_what_trained_is_kept_and_what_is_not_called_is_said(tmp_path, monkeypat
     assert "Fitting has a fit of its own" in notes and "run_eagerly is ignored" in notes
 
 
-def test_a_line_an_epoch_is_shown_and_its_speed_is_that_of_steps(tmp_path, capsys):
+def test_a_line_an_epoch_is_shown_and_its_speed_is_that_of_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(base, "COUNT_AFTER_SECONDS", 0.0)
+
     def fitted(verbose, **more):
         history = launcher.fit(
             build, (X, Y), (X, Y), batch_size=7, model_dir=str(tmp_path / str(verbose)), verbose=verbose, **more
@@ -231,7 +234,10 @@ def test_a_line_an_epoch_is_shown_and_its_speed_is_that_of_steps(tmp_path, capsy
     spent = json.loads((tmp_path / "1" / "summary.json").read_text())["seconds"]
     assert 0 < seconds <= spent["train"] + spent["input_wait"] + 1e-6
     assert trained[-1]["step"] - trained[-2]["step"] > 1  # what is left is no event of its own
+    monkeypatch.undo()
     _, brief = fitted(2, epochs=2)
+    events = map(json.loads, (tmp_path / "2" / "metrics.jsonl").read_text().splitlines())
+    assert not any("flops_per_second" in event for event in events), "no fit of seconds pays for a count"
     assert [
         line.split()[0] for line in brief if not line.startswith(("completed", "best", "time", "report", "model."))
     ] == ["epoch"] * 2

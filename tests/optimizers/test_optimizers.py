@@ -393,19 +393,29 @@ def test_recipes_bind_optimizers_and_schedules_by_name(optimizer):
     assert float(made.learning_rate(tf.constant(9.0))) == 0.5
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_momentum_moves_each_weight_by_one_operation_to_the_bits_of_keras(nesterov):
+@pytest.mark.parametrize(
+    ("optimizer", "writes"),
+    [
+        (keras.optimizers.SGD(0.1, momentum=0.9), 0),
+        (keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), 0),
+        (keras.optimizers.Adam(0.1), 3),
+        (keras.optimizers.AdamW(0.1, beta_1=0.8, epsilon=1e-3, weight_decay=0.0), 3),
+    ],
+)
+def test_keras_own_optimizers_move_each_weight_in_few_operations_to_the_bits_of_keras(optimizer, writes):
     ours, theirs = make_variables(), make_variables()
-    optimizer = optimizers.momentum(learning_rate=0.1, nesterov=nesterov)
-    sgd = keras.optimizers.SGD(momentum=0.9, nesterov=nesterov)
+    of_keras = type(optimizer).from_config(optimizer.get_config())
+    optimizer = optimizers.Optimizer(optimizer)
     optimizer.build(ours, TOTAL_STEPS)
-    sgd.build(theirs)
+    of_keras.build(theirs)
     step = tf.function(lambda gradients: optimizer.apply(gradients, tf.constant(0.0)))
     for gradients in random_gradients():
         step([tf.constant(gradient) for gradient in gradients])
         for gradient, variable in zip(gradients, theirs, strict=True):
-            sgd.update_step(tf.constant(gradient), variable, tf.constant(0.1))
+            of_keras.update_step(tf.constant(gradient), variable, tf.constant(0.1))
+        of_keras.iterations.assign_add(1)
     for one, other in zip(ours, theirs, strict=True):
         assert one.numpy().tobytes() == other.numpy().tobytes(), one.path
     nodes = step.get_concrete_function([tf.constant(one) for one in gradients]).graph.as_graph_def().node
-    assert sum(node.op.startswith("Assign") for node in nodes) == 1, "only the count of updates is assigned by itself"
+    assert sum(node.op.startswith("Assign") for node in nodes) == 1 + writes * len(ours)
+    assert sum(node.op == "Pow" for node in nodes) == (2 if writes else 0), "made anew for each weight"

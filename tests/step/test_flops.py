@@ -12,6 +12,7 @@ from places import SMALL_DIGITS
 
 from launcher import main as entry
 from launcher.machine.accelerators import card_of
+from launcher.run.actions import base
 from launcher.step import flops
 
 pytestmark = pytest.mark.slow
@@ -117,7 +118,8 @@ def test_what_the_backward_pass_computes_again_is_no_part_of_the_models_flops(tm
     assert session.trainer.matrix_flops() == flops.Flops(model, model + again)
 
 
-def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path):
+def test_a_runs_events_tell_flops_per_second_and_without_a_known_peak_no_share_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "COUNT_AFTER_SECONDS", 0.0)
     flags = [f"--gin_file={SMALL_DIGITS}", "--gin_param=train.steps = 20", "--mode=train", f"--model_dir={tmp_path}"]
     assert entry.main(["launcher", *flags]) == 0
     for event in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):

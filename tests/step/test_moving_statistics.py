@@ -112,6 +112,22 @@ def test_a_statistic_is_what_a_training_forward_pass_assigns(name, replicas):
     assert moved == expected
 
 
+def test_what_layers_of_keras_assign_is_known_without_a_trace_and_of_others_nothing_is():
+    for name in (
+        "frozen weights",
+        "Keras's normalisation",
+        "frozen normalisation",
+        "dropout, whose seed is no statistic",
+    ):
+        first, expected = MODELS[name]
+        found = statistics.of_keras(model_of(first)())
+        assert {variable.path for variable in found} == expected, name
+    spectral = lambda x: frozen(keras.layers.SpectralNormalization(keras.layers.Dense(FEATURES)))(x)  # noqa: E731
+    custom = lambda x: keras.layers.Lambda(lambda x: x)(frozen(keras.layers.Dense(FEATURES))(x))  # noqa: E731
+    for first in (MODELS["a count"][0], MODELS["ours"][0], spectral, custom):
+        assert statistics.of_keras(model_of(first)()) is None
+
+
 def test_all_candidates_count_where_the_loss_cannot_be_traced_beforehand():
     made = build(task_of(MODELS["frozen weights"][0]))
 

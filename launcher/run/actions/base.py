@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import enum
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ Row = dict[str, Any]
 """A log event: what a line of metrics.jsonl has of a training or an evaluation."""
 Phase = Callable[[str], contextlib.AbstractContextManager[None]]
 """`with phase("compile"):` tells all actions and the stopwatch what takes the time inside."""
+
+COUNT_AFTER_SECONDS = 10.0  # of training
 
 
 class Event(enum.Enum):
@@ -127,16 +131,20 @@ class MeasureFlops(Action):
     """Adds to log events the FLOP/s of the matrix products of all replicas, and the MFU where a device's peak is known.
 
     Of what is computed again, the FLOP/s have all, the MFU nothing. `peak`: 16-bit FLOP/s of one replica's device.
+    To count them, the step may have to be traced once more: they are there once training has taken a while.
     """
 
     trainer: Trainer
     peak: float | None
     of_step: Flops | None = None
+    due: float = math.inf
 
     def after_first_step(self) -> None:
-        self.of_step = self.trainer.matrix_flops()
+        self.due = time.monotonic() + COUNT_AFTER_SECONDS
 
     def before_log(self, row: Row) -> None:
+        if time.monotonic() > self.due:
+            self.of_step, self.due = self.trainer.matrix_flops(), math.inf
         if self.of_step is None or "examples_per_second" not in row:
             return
         steps_per_second = row["examples_per_second"] / self.trainer.config.global_batch_size
