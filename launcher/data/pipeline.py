@@ -50,9 +50,12 @@ def held(dataset: Iterable[Any]) -> Iterator[Any]:
     """An iterator that is let go some others later, when it no longer reads ahead.
 
     Of one that is let go while it does, TensorFlow (2.21) takes what a `cache()` in it has read so far for the whole:
-    all that read the data set then get those few elements, without a word.
+    all that read the data set then get those few elements, without a word. To let it go waits for the thread that tunes
+    it, see `batch_pipeline`, so nothing does.
     """
-    _held.append(iter(dataset))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    _held.append(iter(dataset.with_options(options) if isinstance(dataset, tf.data.Dataset) else dataset))
     return _held[-1]
 
 
