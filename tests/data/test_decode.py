@@ -28,9 +28,24 @@ def _cut_and_scaled(encoded: tf.Tensor, window, size: tuple[int, int]) -> np.nda
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_centre_keeps_the_middle_of_a_photograph(kind):
     encoded = _encoded(kind, _image(40, 48))
-    decoder = ImageDecoder(image_shape=(16, 16, 3), fraction=0.875, scaled=True)
+    decoder = ImageDecoder(image_shape=(20, 20, 3), fraction=0.875, scaled=True)
     # 0.875 of the shorter side, 40, is 35; (40 - 35) // 2 = 2 and (48 - 35) // 2 = 6.
-    np.testing.assert_array_equal(decoder.centre(encoded), _cut_and_scaled(encoded, (2, 6, 35, 35), (16, 16)))
+    np.testing.assert_array_equal(decoder.centre(encoded), _cut_and_scaled(encoded, (2, 6, 35, 35), (20, 20)))
+
+
+@pytest.mark.parametrize(("side", "ratio"), [(39, 1), (40, 2), (79, 2), (80, 4), (161, 8)])
+def test_a_jpeg_of_twice_the_size_and_more_is_decoded_to_means_of_blocks(side, ratio):
+    rows, columns = np.mgrid[:side, : side + 7]
+    image = np.stack([rows, columns, 200 - rows], axis=-1).astype(np.uint8)
+    image[::2] += 16  # lines of one pixel, which are gone where blocks are averaged
+    encoded = tf.io.encode_jpeg(image, quality=100, chroma_downsampling=False)
+    decoder = ImageDecoder(image_shape=(20, 20, 3), fraction=1.0, scaled=True)
+    # 3 of the 7 columns lie left of the middle; edges are those of the nearest blocks.
+    top, left, bottom, right = ((edge + ratio // 2) // ratio * ratio for edge in (0, 3, side, side + 3))
+    cut = np.pad(tf.io.decode_jpeg(encoded), ((0, ratio), (0, ratio), (0, 0)), "edge")[top:bottom, left:right]
+    means = cut.reshape((bottom - top) // ratio, ratio, (right - left) // ratio, ratio, 3).mean(axis=(1, 3))
+    result = np.asarray(decoder.centre(encoded), np.float32)
+    np.testing.assert_allclose(result, tf.image.resize(means, (20, 20)), atol=5, rtol=0)
 
 
 def test_centre_keeps_the_ratio_that_is_asked_for():
@@ -49,12 +64,12 @@ def test_images_of_the_right_size_are_decoded_to_the_byte():
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_a_random_window_is_the_one_of_its_numbers(kind, mirrored):
     encoded = _encoded(kind, _image(30, 44))
-    decoder = ImageDecoder(image_shape=(12, 12, 3), fraction=0.875, scaled=True)
+    decoder = ImageDecoder(image_shape=(16, 16, 3), fraction=0.875, scaled=True)
     numbers = window_numbers(example_seeds(seed=0, epoch=0, index=tf.range(5, dtype=tf.int64)))
     windows = crop_windows(numbers, tf.fill([5], 30), tf.fill([5], 44)).numpy()
     assert len({tuple(window) for window in windows}) == 5
     for row, window in zip(numbers, windows, strict=True):
-        expected = _cut_and_scaled(encoded, window, (12, 12))
+        expected = _cut_and_scaled(encoded, window, (16, 16))
         result = decoder.random_window(encoded, row, tf.constant(mirrored)).numpy()
         # A JPEG that is decoded in part lacks the neighbours its colours are smoothed with at the window's edge.
         tolerance = 3 if kind == "jpeg" else 0

@@ -1,6 +1,7 @@
 """From an encoded image to a stored one: decode, cut and scale. One image a call, inside `tf.data.Dataset.map`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ from launcher.data.images import image_header
 from launcher.data.images.augment import crop_windows, flips, window_numbers
 
 _READ_BATCH = 1024
+
+# What a JPEG's side may be decoded to a fraction of: means of so many pixels, for a part of the time.
+_RATIOS = (2, 4, 8)
 
 Window = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """(height, width: int32 []) -> int32 [4]: top, left, height, width."""
@@ -97,10 +101,18 @@ class ImageDecoder:
         none_yet = tf.zeros([0, 0, channels], tf.uint8)
         whole, size = tf.cond(is_jpeg, lambda: (none_yet, tf.image.extract_jpeg_shape(encoded)), other)
         cut = window(size[0], size[1])
-        image = tf.cond(
-            is_jpeg,
-            lambda: tf.image.decode_and_crop_jpeg(encoded, cut, channels=channels),
-            lambda: tf.slice(whole, tf.concat([cut[:2], [0]], 0), tf.concat([cut[2:], [channels]], 0)),
+
+        def of_jpeg(ratio: int) -> tf.Tensor:
+            # Edges to the nearest pixel of the smaller image, in which the window is no smaller than what comes out.
+            begin, end = ((edge + ratio // 2) // ratio for edge in (cut[:2], cut[:2] + cut[2:]))
+            place = tf.concat([begin, end - begin], 0)
+            return tf.image.decode_and_crop_jpeg(encoded, place, channels=channels, ratio=ratio)
+
+        shrunk = tf.minimum(cut[2] // height, cut[3] // width)
+        image = tf.switch_case(
+            tf.where(is_jpeg, tf.reduce_sum(tf.cast(shrunk >= _RATIOS, tf.int32)), -1),
+            [functools.partial(of_jpeg, ratio) for ratio in (1, *_RATIOS)],
+            default=lambda: tf.slice(whole, tf.concat([cut[:2], [0]], 0), tf.concat([cut[2:], [channels]], 0)),
         )
         image = tf.image.resize(tf.ensure_shape(image, [None, None, channels]), [height, width])
         # Between bytes lies nothing that a byte could not hold.

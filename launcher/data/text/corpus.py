@@ -21,6 +21,7 @@ import tensorflow as tf
 from launcher.config.bound_types import check_value
 from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
+from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlCorpus, LinesCorpus
 from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, chosen
@@ -97,28 +98,32 @@ class TextCorpus(TextRows[str]):
         """The rows as they are stored, none if there are no texts, and the texts' UTF-8 bytes."""
         size = 0
 
-        def pieces() -> Iterator[list[tuple[list[int], list[int]]]]:
+        def pieces() -> Iterator[tuple[Sequences, Sequences]]:
             nonlocal size
             for block in rows.blocks(texts, _BLOCK):
                 size += sum(len(text.encode()) for text in block)
-                documents = ([BEGIN, *document, END] for document in self.vocabulary.encode(block))
-                yield [piece for document in documents for piece in cut(document, length=self.length, context=context)]
+                yield cut(self.vocabulary.sequences(block), length=self.length, context=context)
 
-        kinds = packing.gathered(pieces(), packing.token_dtype(self.vocab_size))
+        kinds = packing.joined(pieces(), packing.token_dtype(self.vocab_size))
         if not len(kinds[0]):
             return {}, 0
         (tokens, positions), (targets, _) = packing.filled(kinds, self.length)
         return {"tokens": tokens, "targets": targets, "positions": positions}, size
 
 
-def cut(document: list[int], *, length: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
-    """A document's pieces as (tokens, targets), at most `length` each: each but the first token is a target once.
+def cut(documents: Sequences, *, length: int, context: int) -> tuple[Sequences, Sequences]:
+    """The pieces of documents, of at most `length` each: tokens, the first of all BEGIN, and targets, the last END.
 
     A piece repeats `context` tokens from the end of the one before; their targets are 0.
     """
-    last, done = len(document) - 1, 0
-    while done < last:
-        start = max(done - context, 0)
-        stop = min(start + length, last)
-        yield document[start:stop], [0] * (done - start) + document[done + 1 : stop + 1]
-        done = stop
+    starts, step = documents.starts, length - context
+    read = np.insert(documents.tokens, starts, BEGIN)
+    targets = np.insert(documents.tokens, starts + documents.lengths, END)
+    lengths = documents.lengths + 1
+    count = 1 + -(-np.maximum(lengths - length, 0) // step)
+    before = packing.ranges(np.zeros_like(count), count) * step  # tokens of the document before the piece
+    sizes = np.minimum(np.repeat(lengths, count) - before, length)
+    places = packing.ranges(np.repeat(starts + np.arange(len(documents)), count) + before, sizes)
+    pieces, predicted = Sequences(read[places], sizes), Sequences(targets[places], sizes)
+    predicted.tokens[packing.ranges(pieces.starts, (before > 0) * context)] = 0
+    return pieces, predicted

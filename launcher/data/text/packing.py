@@ -7,7 +7,6 @@ example stand in the same row, in the same order.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -36,17 +35,23 @@ class Sequences:
     def select(self, chosen: np.ndarray) -> Sequences:
         """The sequences at `chosen`, int64 [m], in that order."""
         lengths = self.lengths[chosen]
-        return Sequences(self.tokens[_ranges(self.starts[chosen], lengths)], lengths)
+        return Sequences(self.tokens[ranges(self.starts[chosen], lengths)], lengths)
+
+    def ended(self, limit: int, end: int) -> Sequences:
+        """The first `limit` tokens of each, and `end` behind them."""
+        lengths = np.minimum(self.lengths, limit)
+        tokens = self.tokens[ranges(self.starts, lengths)]
+        return Sequences(np.insert(tokens, np.cumsum(lengths), end), lengths + 1)
 
 
-def gathered(blocks: Iterable[Sequence[tuple[Sequence[int], Sequence[int]]]], dtype: npt.DTypeLike) -> list[Sequences]:
-    """First and second sequences of examples, which come in blocks: two lists of tokens each."""
-    parts = [([np.zeros(0, dtype)], [np.zeros(0, np.int64)]) for _ in range(2)]
-    for block in blocks:
-        for (tokens, lengths), kind in zip(parts, zip(*block, strict=True), strict=False):  # of an empty block, none
-            lengths.append(np.fromiter(map(len, kind), np.int64, len(kind)))
-            tokens.append(np.fromiter(itertools.chain.from_iterable(kind), dtype, int(lengths[-1].sum())))
-    return [Sequences(np.concatenate(tokens), np.concatenate(lengths)) for tokens, lengths in parts]
+def joined(blocks: Iterable[Sequence[Sequences]], dtype: npt.DTypeLike) -> list[Sequences]:
+    """Sequences of two kinds that come in blocks, each kind one after another."""
+    none = Sequences(np.zeros(0, dtype), np.zeros(0, np.int64))
+    kinds = zip((none, none), *blocks, strict=True)
+    return [
+        Sequences(*map(np.concatenate, zip(*((part.tokens.astype(dtype), part.lengths) for part in kind), strict=True)))
+        for kind in kinds
+    ]
 
 
 class Plan(NamedTuple):
@@ -64,10 +69,11 @@ def first_fit(lengths: np.ndarray, capacity: int) -> Plan:
         raise ValueError(f"a sequence of {int(lengths.max())} tokens does not fit rows of {capacity}")
     # A column for each open row. A row that does not exist yet has room for nothing.
     free = np.full((kinds, _OPEN_ROWS), -1, np.int64)
-    number = np.zeros(_OPEN_ROWS, np.int64)
-    rows, offsets = np.empty(count, np.int64), np.empty((count, kinds), np.int64)
+    number = [0] * _OPEN_ROWS
+    rows: list[int] = []
+    offsets: list[int] = []
     used = 0
-    for index, need in enumerate(lengths):
+    for need in lengths.tolist():
         fits = free[0] >= need[0]
         for kind in range(1, kinds):
             fits &= free[kind] >= need[kind]
@@ -77,9 +83,12 @@ def first_fit(lengths: np.ndarray, capacity: int) -> Plan:
             place = int(free.sum(axis=0).argmin())
             number[place], free[:, place] = used, capacity
             used += 1
-        rows[index], offsets[index] = number[place], capacity - free[:, place]
-        free[:, place] -= need
-    return Plan(rows, offsets, used)
+        rows.append(number[place])
+        for kind, size in enumerate(need):
+            left = int(free[kind, place])
+            offsets.append(capacity - left)
+            free[kind, place] = left - size
+    return Plan(np.array(rows, np.int64), np.array(offsets, np.int64).reshape(count, kinds), used)
 
 
 def filled(kinds: Sequence[Sequences], capacity: int, *, packed: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -103,7 +112,7 @@ def fill(sequences: Sequences, plan: Plan, kind: int, capacity: int) -> tuple[np
     """
     lengths = sequences.lengths
     begin = plan.rows * capacity + plan.offsets[:, kind]
-    where = _ranges(begin, lengths)
+    where = ranges(begin, lengths)
     tokens = np.zeros(plan.num_rows * capacity, sequences.tokens.dtype)
     positions: np.ndarray = np.zeros(plan.num_rows * capacity, token_dtype(capacity))
     tokens[where] = sequences.tokens
@@ -121,7 +130,7 @@ def scattered(count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=count)).permutation(count)
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """start, start + 1, ... for each of the ranges, one after another."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0

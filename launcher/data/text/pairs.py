@@ -106,15 +106,15 @@ class TextPairs(TextRows[Pair]):
         """Both sides of the pairs, and how many are left out; those that are too long are, or are cut."""
         limit, dropped = self.max_length - 1, 0
 
-        def kept() -> Iterator[list[tuple[list[int], list[int]]]]:
+        def kept() -> Iterator[list[Sequences]]:
             nonlocal dropped
             for block in rows.blocks(pairs, _BLOCK):
-                sides = (self.vocabulary.encode(side) for side in zip(*block, strict=True))
-                both = [pair for pair in zip(*sides, strict=True) if cut or max(map(len, pair)) <= limit]
-                dropped += len(block) - len(both)
-                yield [([*source[:limit], END], [*target[:limit], END]) for source, target in both]
+                sides = [self.vocabulary.sequences(side) for side in zip(*block, strict=True)]
+                fits = np.flatnonzero(cut | (np.maximum(*(side.lengths for side in sides)) <= limit))
+                dropped += len(block) - len(fits)
+                yield [side.select(fits).ended(limit, END) for side in sides]
 
-        kinds = packing.gathered(kept(), packing.token_dtype(self.vocab_size))
+        kinds = packing.joined(kept(), packing.token_dtype(self.vocab_size))
         return kinds, dropped
 
     def _filled(self, kinds: list[Sequences]) -> dict[str, np.ndarray]:

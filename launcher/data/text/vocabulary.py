@@ -8,13 +8,19 @@ Nothing is normalised and bytes stand in for rare characters: every text comes b
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
+import itertools
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from launcher.data.text import storage
+from launcher.data.text.packing import Sequences
 from launcher.errors import UsageError
 from launcher.machine import installation
 
@@ -32,6 +38,11 @@ _MAX_LINE_BYTES = 16_384
 # Sentencepiece writes a space as U+2581 and would read one back as a space. SUB, which no text has, escapes both.
 SPACE_MARK, ESCAPE = "\u2581", "\x1a"
 
+# What no token spans, for those of sentencepiece begin with spaces or have none, and a line break is one by itself: a
+# word with the spaces before it. Words come again and again, and each is encoded once.
+_WORD = re.compile(r"\n| *[^ \n]+| +")
+_MAX_WORDS = 2**18
+
 
 def module(binding: str = "a subword vocabulary") -> types.ModuleType:
     """The module `sentencepiece`; raises UsageError, in which `binding` is named, where it is missing."""
@@ -43,6 +54,7 @@ class Vocabulary:
 
     def __init__(self, model_bytes: bytes):
         self.model_bytes = model_bytes
+        self._words: _Words | None = None
 
     @functools.cached_property
     def processor(self) -> Any:
@@ -57,6 +69,12 @@ class Vocabulary:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without begin and end. Any text that UTF-8 can hold is encoded without loss."""
         return self.processor.encode([_escaped(text) for text in texts], num_threads=1)
+
+    def sequences(self, texts: Sequence[str]) -> Sequences:
+        """The ids that `encode` gives, several times as fast where many texts are encoded block by block."""
+        if self._words is None or len(self._words.numbers) > _MAX_WORDS:
+            self._words = _Words(self.processor)
+        return self._words.sequences(texts)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """The text of each sequence up to its first END; padding and BEGIN are left out.
@@ -103,6 +121,38 @@ class Vocabulary:
                 f"no vocabulary of vocab_size = {size} can be made from the training text: {reason}"
             ) from None
         return cls(model.getvalue())
+
+
+class _Words:
+    """Words with their ids, int32, as they were first seen."""
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+        self._line_break = processor.piece_to_id("\n")
+        self.numbers: collections.defaultdict[str, int] = collections.defaultdict()
+        self.numbers.default_factory = self.numbers.__len__
+        self.numbers["\n"] = 0
+        self._encoded = Sequences(np.array([self._line_break], np.int32), np.array([1]))
+
+    def sequences(self, texts: Sequence[str]) -> Sequences:
+        """See `Vocabulary.sequences`."""
+        words = [_WORD.findall(" " + _escaped(text)) if text else [] for text in texts]
+        numbers = np.fromiter(map(self.numbers.__getitem__, itertools.chain.from_iterable(words)), np.int64)
+        self._encoded = self._encode(list(itertools.islice(self.numbers, len(self._encoded), None)))
+        ends = np.cumsum([0, *map(len, words)])
+        found = self._encoded.select(numbers)
+        lengths = np.diff(np.cumsum(np.append(0, found.lengths))[ends])
+        return Sequences(found.tokens, lengths)
+
+    def _encode(self, words: list[str]) -> Sequences:
+        # Behind a line break sentencepiece adds no space of its own. In long texts it takes longer for each word.
+        parts = ["".join(f"\n{word}" for word in words[at : at + 64]) for at in range(0, len(words), 64)]
+        tokens, lengths = [self._encoded.tokens], [self._encoded.lengths]
+        for ids in map(np.array, self._processor.encode(parts, num_threads=1)):
+            breaks = np.flatnonzero(ids == self._line_break)
+            tokens.append(np.delete(ids, breaks)[breaks[0] :])
+            lengths.append(np.diff(np.append(breaks, len(ids))) - 1)
+        return Sequences(np.concatenate(tokens), np.concatenate(lengths))
 
 
 def check_size(size: int, binding: str) -> None:

@@ -11,6 +11,7 @@ from listed import Listed
 from sources import made
 
 from launcher.data.text.corpus import TextCorpus, cut
+from launcher.data.text.packing import Sequences
 from launcher.data.text.vocabulary import BEGIN, END
 from launcher.errors import UsageError
 
@@ -27,29 +28,39 @@ def corpus(**options) -> TextCorpus:
     return data
 
 
+def pieces_of(documents: Sequences, **options):
+    """Tokens and targets of each piece, as lists."""
+    kinds = cut(documents, **options)
+    parts = (np.split(kind.tokens, np.cumsum(kind.lengths))[:-1] for kind in kinds)
+    return ((read.tolist(), targets.tolist()) for read, targets in zip(*parts, strict=True))
+
+
 def all_of(batches, count):
     return global_batches(batches, hosts=1, replicas=1, batch=1, steps=count)
 
 
 @given(
-    document=st.lists(st.integers(1, 99), min_size=2, max_size=60),
+    documents=st.lists(st.lists(st.integers(4, 99), max_size=60), max_size=3),
     length=st.integers(2, 20),
     context=st.integers(0, 19),
 )
 @settings(max_examples=150, derandomize=True)
-def test_pieces_predict_every_token_but_the_first_once_each_from_the_one_before(document, length, context):
+def test_pieces_predict_every_token_but_the_first_once_each_from_the_one_before(documents, length, context):
     context = min(context, length - 1)
-    pieces = list(cut(document, length=length, context=context))
-    assert [target for _, targets in pieces for target in targets if target] == document[1:]
-    done = 0
-    for read, targets in pieces:
-        assert 1 <= len(read) == len(targets) <= length
-        seen = next(place for place, target in enumerate(targets) if target)
-        assert seen == min(context, done)
-        start = done - seen
-        assert read == document[start : start + len(read)]
-        assert targets[seen:] == document[done + 1 : start + len(read) + 1]
-        done = start + len(read)
+    tokens = np.array([token for document in documents for token in document], np.int32)
+    pieces = pieces_of(Sequences(tokens, np.array([*map(len, documents)], int)), length=length, context=context)
+    for document in ([BEGIN, *document, END] for document in documents):
+        done = 0
+        while done < len(document) - 1:
+            read, targets = next(pieces)
+            assert 1 <= len(read) == len(targets) <= length
+            seen = next(place for place, target in enumerate(targets) if target)
+            assert seen == min(context, done) and not any(targets[:seen])
+            start = done - seen
+            assert read == document[start : start + len(read)]
+            assert targets[seen:] == document[done + 1 : start + len(read) + 1]
+            done = start + len(read)
+    assert not list(pieces)
 
 
 @pytest.mark.parametrize("context", [0, 10])
@@ -77,8 +88,7 @@ def test_rows_of_training_hold_every_document_once_with_segments_and_positions()
             np.testing.assert_array_equal(batch["positions"][here], np.arange(here.sum()))
             np.testing.assert_array_equal(batch["targets"][here][:-1], batch["tokens"][here][1:])
             found[tuple(batch["tokens"][here]), tuple(batch["targets"][here])] += 1
-    encoded = [[BEGIN, *document, END] for document in data.vocabulary.encode(TRAIN)]
-    pieces = (piece for document in encoded for piece in cut(document, length=LENGTH, context=0))
+    pieces = pieces_of(data.vocabulary.sequences(TRAIN), length=LENGTH, context=0)
     assert found == Counter((tuple(read), tuple(targets)) for read, targets in pieces)
 
 

@@ -8,6 +8,12 @@ from hypothesis import strategies as st
 from launcher.data.text import packing
 
 
+def sequences(rows, dtype=np.int32) -> packing.Sequences:
+    return packing.Sequences(
+        np.array([token for row in rows for token in row], dtype), np.array([*map(len, rows)], int)
+    )
+
+
 @st.composite
 def pairs(draw):
     """A capacity and pairs of sequences that fit it."""
@@ -20,7 +26,7 @@ def pairs(draw):
 @settings(max_examples=150, derandomize=True)
 def test_packing_loses_and_doubles_nothing_and_keeps_pairs_together(drawn):
     capacity, examples = drawn
-    kinds = packing.gathered([examples], np.uint16)
+    kinds = packing.joined([[sequences(kind) for kind in zip(*examples, strict=True)]] if examples else [], np.uint16)
     lengths = np.stack([kind.lengths for kind in kinds], axis=1)
     plan = packing.first_fit(lengths, capacity)
     rows = [packing.fill(kind, plan, index, capacity) for index, kind in enumerate(kinds)]
@@ -54,10 +60,18 @@ def test_a_sequence_longer_than_a_row_is_our_mistake():
 def test_selected_sequences_are_those_asked_for(rows, data):
     chosen = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(0, len(rows)))]
     cut = data.draw(st.integers(0, len(rows)))
-    whole, _ = packing.gathered([[(row, []) for row in part] for part in (rows[:cut], rows[cut:])], np.int32)
+    whole, _ = packing.joined([(sequences(part), sequences([])) for part in (rows[:cut], rows[cut:])], np.int32)
     selected = whole.select(np.array(chosen, np.int64))
     parts = np.split(selected.tokens, np.cumsum(selected.lengths))[:-1]
     assert [part.tolist() for part in parts] == [rows[index] for index in chosen]
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=8), st.integers(0, 5))
+@settings(max_examples=50, derandomize=True)
+def test_ended_sequences_are_cut_and_have_an_end(rows, limit):
+    ended = sequences(rows).ended(limit, 77)
+    parts = np.split(ended.tokens, np.cumsum(ended.lengths))[:-1]
+    assert [part.tolist() for part in parts] == [[*row[:limit], 77] for row in rows]
 
 
 def test_scattering_is_a_permutation_and_the_same_every_time():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,23 @@ def vocabulary():
 @settings(max_examples=150, derandomize=True)
 def test_any_text_comes_back_as_it_was(vocabulary, texts):
     assert vocabulary.decode(vocabulary.encode(texts)) == texts
+
+
+@given(texts=st.lists(st.text(st.sampled_from("ei 1:\n\t▁\x1aéX"), max_size=30), max_size=4))
+@settings(max_examples=150, derandomize=True)
+def test_sequences_have_the_ids_of_whole_texts(vocabulary, texts):
+    texts += LINES[: 3 * len(texts)]
+    found = vocabulary.sequences(texts)
+    parts = np.split(found.tokens, np.cumsum(found.lengths))[:-1]
+    assert [part.tolist() for part in parts] == vocabulary.encode(texts)
+
+
+def test_words_are_forgotten_before_they_take_much_memory(monkeypatch):
+    monkeypatch.setattr(vocabulary_module, "_MAX_WORDS", 5)
+    few = Vocabulary.train(LINES, size=330)
+    found = [few.sequences(LINES[start : start + 3]).tokens.tolist() for start in (0, 3, 6)]
+    whole = [few.encode(LINES[start : start + 3]) for start in (0, 3, 6)]
+    assert found == [[*itertools.chain.from_iterable(ids)] for ids in whole]
 
 
 @pytest.mark.parametrize(
