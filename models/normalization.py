@@ -146,7 +146,7 @@ class BatchNormalization(keras.layers.Layer):
             outputs, mean, variance = self._normalize_replicas(images, context)
         elif num_groups == 1:
             outputs, mean, variance = self._normalize_group(images)
-        elif num_groups > _KERNELS:
+        elif num_groups > _KERNELS or self.compiling():
             outputs, mean, variance = self._normalize_many_groups(images, num_groups)
         else:
             # One kernel a group instead of one set of reductions over [groups, ...]: about twice as fast on a CPU and

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from launcher.errors import UsageError
@@ -53,6 +53,25 @@ def seal_new(folder: str) -> None:
         for entry, seal in _entries(folder):
             if not seal.exists():
                 seal.write_text(_checksum(entry))
+
+
+def kept(key: str, make: Callable[[], str]) -> str:
+    """What `make` gives; where an earlier process left that whole in the folder in use, under this key, it is read."""
+    path = Path(folder_in_use or "", f"{key}.program")
+    with contextlib.suppress(OSError, ValueError):
+        seal, _, text = path.read_text("utf-8").partition("\n")
+        if seal == hashlib.sha256(text.encode()).hexdigest():
+            return text
+    text = make()
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", "utf-8")
+        partial.replace(path)
+    except OSError:  # it is made again at the next start
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return text
 
 
 def _path(folder: str) -> Path:

@@ -62,10 +62,10 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
     Raises:
       CannotLowerError: it does; names the layer of the model.
     """
-    lines = op_source.user_lines(traced.graph)
     for outer, inner in captures(traced):
         if outer.dtype != tf.resource or id(outer) in held:
             continue
+        lines = op_source.user_lines(traced.graph)
         users = [(node, types) for node, types in _nodes(traced.graph) if inner.op.name in node.input]
         node, types = next((user for user in users if user[0].name in lines), users[0])
         where = lines.get(node.name)
@@ -77,8 +77,9 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
 
 def checks_left_out(graph: tf.Graph) -> list[str]:
     """The notes on checks of the user's that XLA leaves out of a program, such as those of tf.debugging."""
-    lines = op_source.user_lines(graph)
-    where = sorted({lines[node.name] for node, types in _nodes(graph) if node.name in lines and types & _CHECKS})
+    checks = [node.name for node, types in _nodes(graph) if types & _CHECKS]
+    lines = op_source.user_lines(graph) if checks else {}
+    where = sorted({lines[name] for name in checks if name in lines})
     return [f"the check at {line} is left out of the compiled step, as XLA has none" for line in where]
 
 

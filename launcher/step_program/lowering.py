@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +19,7 @@ import tensorflow as tf
 from launcher.data import batch_spec
 from launcher.data.pipeline import Batch, Shard
 from launcher.errors import UsageError
+from launcher.machine import compile_cache
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import plan as plan_lib
 from launcher.run import session as session_lib
@@ -24,7 +27,7 @@ from launcher.runtime import initial_values
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.runtime.traits import Held
 from launcher.step.state import weight_names, with_unsaved
-from launcher.step_program import cannot_lower, jax_parts, pod_module, tpu_random, weights_in_parts
+from launcher.step_program import cannot_lower, graph_key, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
 
 # Of more chips at once libtpu 0.0.52 scatters no sum, but makes all of it on each.
@@ -168,7 +171,6 @@ def lower(
       names: of the tensors.
       microbatches: that are added up in a loop.
     """
-    jax = jax_parts.load()
     # In the graph because the step uses them, or because they are read here: every one is an argument.
     named = held.all_variables() if trains else with_unsaved(held.model, weight_names(held.model))
     variables = list(named.values())
@@ -185,37 +187,68 @@ def lower(
     with tf.device("/CPU:0"):
         traced = function.get_concrete_function(*spec.values())
         cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, held.model)
-        try:
-            # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
-            # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor; preflight
-            # and --engine=pjrt need it.
-            make_hlo = function.experimental_get_compiler_ir(*spec.values())
-            with warnings.catch_warnings():  # of the name, without which it draws a number to learn where it is:
-                warnings.simplefilter("ignore")  # --deterministic forbids that
-                hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
-        except (ValueError, tf.errors.OpError) as error:
-            raise cannot_lower.explain(error, traced.graph, held.model) from None
+    graph = traced.graph
     arguments, constants = _arguments(spec, traced.captured_inputs, named)
     found = traced.structured_outputs[0]
     of_report = names() if names else [f"result/{number}" for number in range(len(found))]
     reports = [_described(name, one, "report") for name, one in zip(of_report, found, strict=True)]
     results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
+    in_part = parts(held, divides_weights=divides_weights)
+
+    def program() -> StepProgram:
+        with tf.device("/CPU:0"):
+            try:
+                # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
+                # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor;
+                # preflight and --engine=pjrt need it.
+                make_hlo = function.experimental_get_compiler_ir(*spec.values())
+                with warnings.catch_warnings():  # of the name, without which it draws a number to learn where it is:
+                    warnings.simplefilter("ignore")  # --deterministic forbids that
+                    hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
+            except (ValueError, tf.errors.OpError) as error:
+                raise cannot_lower.explain(error, graph, held.model) from None
+        philox = tpu_random.names_of_philox(graph) if for_tpu else None
+        return _program(hlo, arguments, results, in_part, num_replicas, in_loop=microbatches > 1, philox=philox)
+
+    if compile_cache.folder_in_use is None:
+        made = program()
+    else:
+        divided = {name: (shard.shape, shard.axis) for name, shard in in_part.items()}
+        values = [hashlib.sha256(one.tobytes()).digest() for one in constants.values()]
+        key = graph_key.key_of(graph, arguments, results, divided, values, num_replicas, microbatches > 1, for_tpu)
+        made = _read(compile_cache.kept(key, lambda: json.dumps(dataclasses.asdict(program()))))
+    return Lowered(
+        program=made,
+        variables=named,
+        constants=constants,
+        graph=graph,
+        notes=tuple(cannot_lower.checks_left_out(graph)),
+    )
+
+
+def _program(
+    hlo: bytes,
+    arguments: list[Argument],
+    results: list[Argument],
+    in_part: Mapping[str, WeightShard],
+    num_replicas: int,
+    *,
+    in_loop: bool,
+    philox: frozenset[str] | None,
+) -> StepProgram:
+    """The program of a traced step's HLO, whose arguments and results are whole."""
+    jax = jax_parts.load()
     places = {argument.name: place for place, argument in enumerate(arguments) if argument.kind == "variable"}
-    updates = {len(reports) + number: places[name] for number, name in enumerate(named)}
+    updates = {number: places[one.name] for number, one in enumerate(results) if one.kind == "variable"}
     module = pod_module.convert(
-        jax,
-        hlo,
-        num_replicas=num_replicas,
-        num_results=len(results),
-        updates=updates,
-        philox=tpu_random.names_of_philox(traced.graph) if for_tpu else None,
+        jax, hlo, num_replicas=num_replicas, num_results=len(results), updates=updates, philox=philox
     )
     results = [results[index] for index in module.kept]
     for expected, found in ((arguments, module.arguments), (results, module.results)):
         if [(one.shape, one.dtype) for one in expected] != list(found):
             # TensorFlow leaves out of a program what it knows already; then the order would not be the one given here.
             raise RuntimeError(f"the program has {found}, expected {[(a.name, a.shape, a.dtype) for a in expected]}")
-    in_part, text, gathered_bytes = parts(held, divides_weights=divides_weights), module.text, 0
+    text, gathered_bytes = module.text, 0
     axes = {
         place: shard.axis
         for place, argument in enumerate(arguments)
@@ -228,8 +261,8 @@ def lower(
                 text,
                 axes,
                 num_replicas=num_replicas,
-                in_loop=microbatches > 1,
-                most_scattered=_MOST_SCATTERED if for_tpu else None,
+                in_loop=in_loop,
+                most_scattered=None if philox is None else _MOST_SCATTERED,
             )
         except weights_in_parts.UnknownFormError as error:
             raise UsageError(
@@ -243,20 +276,22 @@ def lower(
         ]
         for ones in (arguments, results)
     )
-    program = StepProgram(
+    return StepProgram(
         stablehlo=text,
         num_replicas=num_replicas,
         arguments=tuple(arguments),
         results=tuple(results),
         gathered_bytes=gathered_bytes,
     )
-    return Lowered(
-        program=program,
-        variables=named,
-        constants=constants,
-        graph=traced.graph,
-        notes=tuple(cannot_lower.checks_left_out(traced.graph)),
-    )
+
+
+def _read(text: str) -> StepProgram:
+    found = json.loads(text)
+    ones = {
+        key: tuple(Argument(**one | {"shape": tuple(one["shape"])}) for one in found[key])
+        for key in ("arguments", "results")
+    }
+    return StepProgram(**found | ones)
 
 
 def _arguments(
