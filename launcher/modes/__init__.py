@@ -126,7 +126,9 @@ class TrainRequest(Request):
     metrics_port: int | None = flag(
         "port of 127.0.0.1 at which worker 0 serves the newest numbers to Prometheus, as text at /metrics."
     )
-    compile_cache: str | None = flag("a folder for what XLA compiles with train.jit_compile, reused by the next start.")
+    compile_cache: str | None = flag(
+        "a folder for what XLA compiles, by train.jit_compile or --engine=pjrt, reused by the next start."
+    )
     stop_after: str | None = flag(
         "the time after which to save and end with 42, such as 3h50m. Default: shortly before SLURM_JOB_END_TIME."
     )
