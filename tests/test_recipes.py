@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 RECIPES = sorted(path.name for path in (ROOT / "gin_configs").glob("*.gin"))
 PLANNED = [name for name in RECIPES if not name.startswith("experiment_")]
 # What takes the place of hardware that is not here, and of sizes that would take minutes to build on a CPU.
-CHANGES = ("--strategy=one_device",)
+CHANGES = ("--strategy=one_device", "--engine=tensorflow")
 SMALL = {
     "resnet": ("resnet.depth = 8",),
     "transformer": ("transformer.layers = 1", "text_pairs.vocab_size = 512"),

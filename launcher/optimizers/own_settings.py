@@ -55,7 +55,10 @@ def built_for(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
 
 def slots(optimizer: keras.optimizers.Optimizer, count: int) -> dict[str, list[keras.Variable]]:
-    """The slots of a built optimizer of so many variables, one for each of them, by the attribute that lists them."""
+    """The slots of a built optimizer of so many variables, one for each of them, by the attribute that lists them.
+
+    None stands for the slot of a variable whose gradient is its new value.
+    """
     # Leans on Keras: they are in lists, in the order of the variables. Noticed by tests/step/test_table_rows.py. Then:
     # find where they are.
     return {
@@ -64,7 +67,8 @@ def slots(optimizer: keras.optimizers.Optimizer, count: int) -> dict[str, list[k
         if isinstance(value, list)
         and name not in ("_trainable_variables", "_variables")
         and len(value) == count
-        and all(isinstance(one, keras.Variable) for one in value)
+        and any(isinstance(one, keras.Variable) for one in value)
+        and all(isinstance(one, keras.Variable | None) for one in value)
     }
 
 

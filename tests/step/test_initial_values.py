@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from launcher.optimizers.weight_shards import of_model
 from launcher.runtime import initial_values
 
 STRATEGY = tf.distribute.get_strategy()
@@ -42,11 +43,11 @@ def test_what_a_program_loads_into_its_model_is_what_it_has():
     loaded, changed, left = (layer.kernel for layer in model.layers[:3])
     loaded.assign(np.ones(loaded.shape))
     changed.assign_add(np.ones(changed.shape))
-    initial_values.settle(later, model, 2)
+    initial_values.settle(later, model, of_model(model, 2))
     assert list(later) == [id(left.value)]
     for one in (loaded, changed):
         np.testing.assert_array_equal(one.numpy(), 1.0)
-    initial_values.settle(later, model, 1)
+    initial_values.settle(later, model, [])
     assert later == {}
     np.testing.assert_array_equal(left.numpy(), made(network).layers[2].kernel.numpy())
 
