@@ -195,14 +195,17 @@ def plain_value(files: Sequence[str], params: Sequence[str], parameter: str) -> 
     even the recipe. None where nothing can be told. A program says it in its first call of `launcher.fit`.
     """
     found: dict[str, Any] = {}
-    with contextlib.suppress(UsageError):
-        for path in files:
-            if path.endswith(".py"):
-                found.setdefault(parameter, _given_to_fit(Path(path), parameter.rpartition(".")[2]))
-            else:
-                read = read_file(find_file(path), opened=[])
-                found |= {one.name: one.value for one in read if isinstance(one, Binding)}
-        found |= {one.name: one.value for one in map(read_param, params)}
+    for path in files:
+        if path.endswith(".py"):
+            found.setdefault(parameter, _given_to_fit(Path(path), parameter.rpartition(".")[2]))
+            continue
+        with contextlib.suppress(UsageError):
+            read = read_file(find_file(path), opened=[])
+            found |= {one.name: one.value for one in read if isinstance(one, Binding)}
+    for param in params:
+        with contextlib.suppress(UsageError):
+            one = read_param(param)
+            found[one.name] = one.value
     value = found.get(parameter)
     return found.get(value.scoped) if isinstance(value, Name) and value.sign == "%" else value
 

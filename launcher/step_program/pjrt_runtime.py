@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,12 +36,11 @@ from launcher.runtime.tensorflow import TfRuntime, plain
 from launcher.runtime.traits import Held, Training, Traits, Variable
 from launcher.runtime.workers import Workers
 from launcher.step_program import device_arrays, device_memory, jax_parts, lowering, pod_module
+from launcher.step_program.device_arrays import Waits
 from launcher.step_program.lowering import Argument, Lowered
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
-# In which a batch is made at once.
-_QUICK_SECONDS = 1e-3
 _REPLICA = "replica"
 
 State = list[list[Any]]
@@ -322,7 +319,7 @@ class PjrtLoop(_OnDevices):
 
     def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
         runtime, program, state = self.runtime, cast(Program, None), State()  # of the first batch
-        rows, put, waits = list[Any](), deque[dict[str, Any]](), _Waits(runtime)
+        rows, put, waits = list[Any](), deque[dict[str, Any]](), Waits(runtime.batch, runtime.arriving, runtime.waiting)
         try:
             for number in range(count):
                 # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
@@ -344,42 +341,6 @@ class PjrtLoop(_OnDevices):
             device_arrays.wait(row)
         table = np.stack([np.asarray(row.addressable_data(0)) for row in rows])
         return np.concatenate([table, waits.seconds()[:, None]], axis=1) if self.trains else table
-
-
-class _Waits:
-    """For how long each step of a loop waited for its batch, to be made and on its way, with the devices idle.
-
-    Of batches that are made at once and need no way, when a step ended is looked at only as the next batch is there:
-    another thread costs more than a small step.
-    """
-
-    def __init__(self, runtime: PjrtRuntime):
-        self._runtime, self._looks = runtime, False
-        self._batches: list[tuple[float, float, Callable[[], float]]] = []  # asked for, made, on the devices
-        # A step begins when the batch behind its own is made, too, and the one two before it has ended by then.
-        self._ended: list[Callable[[], float]] = [lambda: -math.inf] * 2
-
-    def of_next(self, batches: Iterator, last: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
-        """The next batch, and what is on its way of it, asked for while the `last` step may run."""
-        asked, parts = time.monotonic(), next(batches)
-        made, batch = time.monotonic(), self._runtime.batch(parts)
-        coming = [one for one in batch.values() if not (isinstance(one, np.ndarray) or one.is_ready())]
-        there = self._runtime.arriving.submit(device_arrays.time_when_ready, *coming).result if coming else lambda: made
-        self._looks = bool(coming) or made - asked > _QUICK_SECONDS
-        self._batches.append((asked if all(row.is_ready() for row in last) else made, made, there))
-        return parts, batch
-
-    def of_step(self, row: Any) -> None:
-        """Looks at the end of a step, where that is to be known."""
-        look = self._runtime.waiting.submit
-        self._ended.append(look(device_arrays.time_when_ready, row).result if self._looks else lambda: -math.inf)
-
-    def seconds(self) -> np.ndarray:
-        """Of each step; float32."""
-        ended, found = [when() for when in self._ended], []
-        for (asked, made, there), second, last in zip(self._batches, ended, ended[1:], strict=False):
-            found.append(max(0.0, made - max(asked, second)) + max(0.0, there() - max(made, last)))
-        return np.array(found, np.float32)
 
 
 class PjrtRows(_OnDevices):

@@ -342,23 +342,20 @@ class KerasTask(Task):
     def loss(
         self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+        seen = real = batch[WEIGHT]
+        num_real = weight = tf.reduce_sum(real)
         if self._own is not None:
-            num_real = tf.reduce_sum(batch[WEIGHT])
             loss, metrics = self._own.evaluated(self._rows(batch, training=False), num_real)
             return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
-        seen = real = batch[WEIGHT]
-        num_real = weight = tf.reduce_sum(real)
         is_real = self.takes_real_rows and real.shape[0] is None
         compiled = (self._place.compiled or xla.is_compiling()) and not is_real
-
-        # Where there are none, one, which weighs nothing: the mean of no rows is none.
-        bounds = tf.constant([0]), tf.maximum(tf.cast(num_real, tf.int32), 1)[tf.newaxis], tf.constant([1])
+        count = tf.maximum(tf.cast(num_real, tf.int32), 1)  # the mean of no rows is none: one, which weighs nothing
+        bounds = tf.constant([0]), count[tf.newaxis], tf.constant([1])
 
         def rows(part: Any) -> Any:
-            if is_real or self.keeps_padding:
-                return part
-            return each_tensor(part, lambda one: tf.strided_slice(one, *bounds))
+            is_kept = is_real or self.keeps_padding
+            return part if is_kept else each_tensor(part, lambda one: tf.strided_slice(one, *bounds))
 
         context = context_of_several()
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.

@@ -9,7 +9,9 @@ from places import PYTHONPATH, SMALL_DIGITS
 
 from launcher import main, modes
 from launcher.errors import UsageError
+from launcher.machine import jax_devices, nvidia
 from launcher.machine.runtime_kinds import PJRT, TENSORFLOW
+from launcher.modes import plan
 
 PROGRAM = """\
 import json, keras, numpy as np, tensorflow as tf, launcher
@@ -66,6 +68,7 @@ def test_the_flag_goes_before_the_recipe_and_what_is_bound_last_before_what_it_i
     assert request("--gin_file=base.gin", "--gin_param=train.engine = 'pjrt'").runtime is PJRT
     # Who writes a manifest may not have the recipe; what is wrong with it is said where it is read.
     assert request("--gin_file=in_the_pods.gin").asked_runtime is None
+    assert request("--gin_file=in_the_pods.gin", "--gin_param=train.engine = 'pjrt'").runtime is PJRT
     with pytest.raises(UsageError, match=r"train\.engine = 'pjr': .*did you mean 'pjrt'"):
         _ = request(own, "--gin_param=train.engine = 'pjr'").runtime
 
@@ -75,6 +78,15 @@ def test_a_mode_that_tensorflow_does_says_so_and_others_take_the_flag(capsys, tm
     assert main.main(["main", *recipe, "--gin_param=train.shard = 'all'", "--mode=precision_report", "--dry_run"]) == 0
     assert "--mode=precision_report is done by TensorFlow, and not by --engine=pjrt" in capsys.readouterr().out
     assert main.main(["main", "--mode=doctor", "--dry_run", "--engine=pjrt"]) == 0
+
+
+def test_gpus_that_neither_can_use_are_no_quiet_day_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(nvidia, "visible", lambda environ: [nvidia.NvidiaGpu("0", "NVIDIA L4")])
+    monkeypatch.setattr(jax_devices.importlib.util, "find_spec", lambda name: None)
+    recipe = ["--gin_file=mlp_fashion.gin", "--gin_param=image_data.name = 'digits'"]
+    with pytest.raises(UsageError, match=r"1 GPU\(s\) NVIDIA L4: .*--strategy=one_device.*--engine=pjrt"):
+        plan.resolve(request(*recipe), connect=False)
+    assert plan.resolve(request(*recipe, "--strategy=one_device"), connect=False).strategy.accelerator == "cpu"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from launcher.runtime.traits import Training
-from launcher.step_program import pjrt_runtime
+from launcher.step_program import device_arrays, pjrt_runtime
 
 STEPS = 4
 
@@ -42,7 +42,7 @@ class Machine:
     def __init__(self, monkeypatch):
         self.hour, self.done = 1.0, []
         self.step_seen, self.arrived = threading.Event(), threading.Event()
-        monkeypatch.setattr(pjrt_runtime.time, "monotonic", self.now)
+        monkeypatch.setattr(device_arrays.time, "monotonic", self.now)
 
     def now(self):
         hour = self.hour
