@@ -8,7 +8,7 @@
 The reference is Keras on one device: its own `compute_loss`, `compute_metrics` and metrics see the rows that they would
 see there. Where XLA compiles them, shapes are static, and what fills up a short batch has weight 0. A replica's loss is
 a mean over its rows, and is weighted with them; for the states of metrics, see `launcher.tasks.keras_metrics`. What
-differs on purpose is listed in docs/keras.md.
+differs on purpose is listed in docs/keras_differences.md.
 """
 
 from __future__ import annotations

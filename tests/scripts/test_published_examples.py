@@ -32,7 +32,7 @@ def test_programs_of_each_kind_tell_what_keras_does_on_one_replica_on_two_and_ag
     assert done.returncode == 0, done.stderr
     rows = {Path(row["example"]).stem: row for row in map(json.loads, lines.read_text().splitlines())}
     assert rows.keys() == {path.stem for path in PROGRAMS.rglob("*.py")}
-    # What this kind differs by on purpose, see docs/keras.md: with dense gradients Keras is equal.
+    # What this kind differs by on purpose, see docs/keras_differences.md: with dense gradients Keras is equal.
     rows_twice = rows.pop("words")
     assert rows_twice["dense_difference"] <= 1e-5 < rows_twice["replicas_1_difference"]
     for name, row in rows.items():
