@@ -153,7 +153,8 @@ def _configuration(folder: Path, controller: int, ports: list[int]) -> str:
         for node, port in zip(NODES, ports, strict=True)
     )
     # config_overrides: a node may claim more processors than the machine has. cred_expire: a requeued job may start
-    # when the credential of its last start has expired, by default after two minutes.
+    # when the credential of its last start has expired, by default after two minutes. KillWait: Slurm's default; a
+    # cancelled job's workers have this long to save, on a busy machine, too.
     return f"""\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -177,7 +178,7 @@ SelectTypeParameters=CR_CPU
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SchedulerParameters=batch_sched_delay=0
-KillWait=5
+KillWait=30
 ReturnToService=2
 {nodes}
 PartitionName=all Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
