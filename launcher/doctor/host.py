@@ -151,10 +151,11 @@ def shared_memory(context: Context) -> Iterator[Finding]:
 @check("NVIDIA's driver, its errors, and GPU memory that others hold")
 def driver(context: Context) -> Iterator[Finding]:
     gpus, refusal = nvidia.ask_driver(context)
+    if refusal is not None:
+        yield refusal
     if not gpus:
         if refusal is None:
             raise Skip("no NVIDIA GPU")
-        yield refusal
         return
     seen = f"NVIDIA {gpus[0].driver} with {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
     yield nvidia.too_old(gpus[0].driver, "12", seen) or ok(seen)

@@ -12,9 +12,14 @@ from launcher.machine import accelerators, installation
 from launcher.machine.accelerators import BFLOAT16_CAPABILITY, CUDA_WHEELS, FLOAT16_CAPABILITY
 from launcher.machine.nvidia import DRIVER_SECONDS, VARIABLE, NvidiaGpu, ask, ask_all, choose
 
-_SLOWED = "clocks_throttle_reasons.hw_slowdown"  # by heat, or by what the power supply says
-_FAULTS = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "remapped_rows.failure", _SLOWED)
+_FAULTS = (
+    "ecc.errors.uncorrected.volatile.total",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "clocks_event_reasons.hw_slowdown",  # by heat, or by what the power supply says
+)
 _NO_FAULT = re.compile(r"0|No|Not Active|\[?N/A\]?|\[Not Supported\]", re.IGNORECASE)
+_UNTOLD = re.compile(r"\[.*(permission|deprecated|function not found|no data).*\]", re.IGNORECASE)
 _OFF_THE_BUS = re.compile(r"\): 79\b")  # which only a restart of the machine mends
 _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
@@ -28,12 +33,14 @@ def ask_driver(context: Context) -> tuple[tuple[NvidiaGpu, ...], Finding | None]
         untold = warn(f"{', '.join(there)}, and no nvidia-smi to ask", "put nvidia-smi on PATH")
         return (), untold if there else None
     try:
-        done, gpus = ask_all(program)
+        answer, gpus = ask_all(program)
     except subprocess.TimeoutExpired:
         return (), fail(f"nvidia-smi does not answer within {DRIVER_SECONDS:.0f} s", "restart this machine")
-    if done.returncode != 0:
-        words = " ".join((done.stdout + done.stderr).split())[:300]
+    words = " ".join(" ".join(answer.unread).split())[:300]
+    if answer.failed:
         return (), fail(f"nvidia-smi fails: {words}", "install the driver anew; in a container, run it with --gpus")
+    if words:
+        return gpus, fail(f"nvidia-smi says, and it is not read: {words}", "look at that GPU, reset it or its machine")
     return gpus, None if gpus else fail("nvidia-smi lists no GPU", "in a container, run it with --gpus all")
 
 
@@ -55,14 +62,7 @@ def faults(context: Context) -> Iterator[Finding]:
     """
     path = context.environ.get("PATH")
     if program := shutil.which("nvidia-smi", path=path):
-        done = ask(program, "index", *_FAULTS)
-        for number, *values in (re.split(r", *", line) for line in done.stdout.splitlines() if not done.returncode):
-            counted = zip(_FAULTS, values, strict=False)
-            if wrong := [f"{name} {value}" for name, value in counted if not _NO_FAULT.fullmatch(value)]:
-                yield fail(
-                    f"GPU {number}: {', '.join(wrong)}",
-                    "look at its cooling, reset it (nvidia-smi -r); if it comes back, replace it",
-                )
+        yield from _counted(program)
     if program := shutil.which("dmesg", path=path):
         log = subprocess.run([program], capture_output=True, text=True, errors="replace", check=False).stdout
         if told := re.findall(r"NVRM: Xid .*", log):
@@ -71,6 +71,26 @@ def faults(context: Context) -> Iterator[Finding]:
             yield say(
                 f"{len(told)} error(s) in the kernel's log, {(gone or told)[-1]}", "look it up in NVIDIA's list of XIDs"
             )
+
+
+def _counted(program: str) -> Iterator[Finding]:
+    try:
+        answer = ask(program, "index", *_FAULTS)
+    except subprocess.TimeoutExpired:
+        yield fail(f"nvidia-smi does not answer on faults within {DRIVER_SECONDS:.0f} s", "restart this machine")
+        return
+    untold = [*answer.refused, *answer.unread]
+    for gpu in answer.gpus:
+        number = gpu.pop("index")
+        told = {name: value for name, value in gpu.items() if not _NO_FAULT.fullmatch(value)}
+        untold += [f"{name} of GPU {number} {value}" for name, value in told.items() if _UNTOLD.fullmatch(value)]
+        if wrong := [f"{name} {value}" for name, value in told.items() if not _UNTOLD.fullmatch(value)]:
+            yield fail(
+                f"GPU {number}: {', '.join(wrong)}",
+                "look at its cooling, reset it (nvidia-smi -r); if it comes back, replace it",
+            )
+    if untold:
+        yield warn(f"not read of GPUs' faults: {', '.join(untold)}", "nvidia-smi -q -d ECC,PERFORMANCE,ROW_REMAPPER")
 
 
 def too_old(driver: str, cuda: str, seen: str) -> Finding | None:

@@ -5,11 +5,13 @@ has on its node, whatever a task of the job was to have: the agent divides it am
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
 from launcher.errors import UsageError
 from launcher.jobs.transports import Host, Refusal, Transport, has_any, split
 from launcher.machine.cluster import slurm
+from launcher.machine.cluster.claim import whole_number
 
 _TO_SUBMIT = (
     "submit it: sbatch --nodes=2 --ntasks-per-node=1 scripts/slurm.sbatch --gin_file=RECIPE --model_dir=DIR; or get "
@@ -31,6 +33,8 @@ _OPTIONS = (
     "--kill-on-bad-exit=0",
 )
 _TASK_ENDED = re.compile(r"srun: error: \S+: task 0: ")
+# Of a node, both before what people write: its features may not have spaces, and its comment comes at the end.
+_NODE = re.compile(r"NodeName=(\S+) (?:.*? )?NodeAddr=(\S+)")
 # What stays wrong until somebody does something: the allocation has ended, or never was what the environment says.
 _MISTAKES = (
     "Invalid job id", "Job/step already complet", "allocation has been revoked", "unrecognized option",
@@ -61,7 +65,7 @@ def srun(environ: Mapping[str, str], workers: int | None, options: str = "") -> 
             "workers of one training have nodes of one kind; submit one component, without ':'"
         )
     names = slurm.node_names(environ, "SLURM_JOB_NODELIST", advice=_TO_SUBMIT)
-    addresses = _addresses(environ)
+    addresses = _addresses(environ, names)
     hosts = tuple(
         Host(name=name, address=addresses.get(name, name), slots=slots)
         for name, slots in zip(names, _slots(environ, len(names), workers), strict=True)
@@ -97,12 +101,18 @@ def _slots(environ: Mapping[str, str], num_nodes: int, workers: int | None) -> l
 
 def _num_tasks(environ: Mapping[str, str]) -> int | None:
     """Tasks that the job asked for; None where it asked for none, and SLURM_TASKS_PER_NODE counts processors."""
-    given = environ.get("SLURM_NTASKS", "").strip()
-    return int(given) if given.isdecimal() else None
+    if not environ.get("SLURM_NTASKS", "").strip():
+        return None
+    return whole_number(environ, "SLURM_NTASKS", least=1, advice="Slurm counts the job's tasks in it")
 
 
-def _addresses(environ: Mapping[str, str]) -> dict[str, str]:
-    """NodeAddr of the nodes, by which Slurm itself reaches them; empty where the controller does not tell."""
-    lines = slurm.scontrol(environ, "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"]).splitlines()
-    shown = [dict(word.partition("=")[::2] for word in line.split()) for line in lines]
-    return {node["NodeName"]: node["NodeAddr"] for node in shown if node.get("NodeName") and node.get("NodeAddr")}
+def _addresses(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """NodeAddr of the nodes, by which Slurm itself reaches them; of none where the controller does not tell.
+
+    Where it answers and this is not read of a node, a line says that its name is taken, which it is by default.
+    """
+    said = slurm.scontrol(environ, "--oneliner", "show", "node", environ["SLURM_JOB_NODELIST"])
+    found = {node[1]: node[2] for node in map(_NODE.match, said.splitlines()) if node and node[2] != "(null)"}
+    if said and (unread := [name for name in names if name not in found]):
+        sys.stderr.write(f"note: scontrol shows no NodeAddr of {', '.join(unread[:5])}: its name is taken for it\n")
+    return found

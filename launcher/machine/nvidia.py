@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_SECONDS = 30.0
-_FIELDS = ("index", "name", "driver_version", "memory.used", "memory.total")
-_NEWEST_FIELD = "compute_cap"  # old drivers do not know it
+_NAME = "name"  # the one field that may hold a comma
+_FIELDS = ("index", _NAME, "driver_version", "memory.used", "memory.total", "compute_cap", "uuid")
+_OLDER = {"clocks_event_reasons.hw_slowdown": "clocks_throttle_reasons.hw_slowdown"}  # by their names from 535 on
+_REFUSED = re.compile(r'Field "([^"]+)" is not a valid field')  # old drivers know fewer, and new ones drop some
 
 
 class NvidiaGpu(NamedTuple):
@@ -35,20 +37,58 @@ class NvidiaGpu(NamedTuple):
         return (int(version[1]), int(version[2])) if version else None
 
 
-def ask(program: str, *fields: str) -> subprocess.CompletedProcess[str]:
-    """nvidia-smi's answer on some fields, a line for each GPU."""
-    command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
+class Answer(NamedTuple):
+    """nvidia-smi's answer.
+
+    Attributes:
+      gpus: the values of each GPU, by field.
+      refused: fields that this driver does not know.
+      unread: lines that are no row of such values, such as that a GPU is lost; of a failure all that it said.
+      failed: whether it failed, and lists nothing.
+    """
+
+    gpus: list[dict[str, str]]
+    refused: list[str]
+    unread: list[str]
+    failed: bool
 
 
-def ask_all(program: str) -> tuple[subprocess.CompletedProcess[str], tuple[NvidiaGpu, ...]]:
+def ask(program: str, *fields: str) -> Answer:
+    """Asks nvidia-smi for some fields of all GPUs, the index first, and once more without each that it refuses.
+
+    Where an older name of a field is known, that is asked for.
+    """
+    asked, refused = [*fields], list[str]()
+    while True:
+        command = [program, f"--query-gpu={','.join(asked)}", "--format=csv,noheader,nounits"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=False)
+        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        unknown = _REFUSED.search("\n".join(said)) if done.returncode else None
+        if unknown is None or unknown[1] not in asked[1:]:
+            break
+        older = _OLDER.get(unknown[1])
+        place = asked.index(unknown[1])
+        asked[place : place + 1] = [older] if older else []
+        refused += [] if older else [unknown[1]]
+    if done.returncode:
+        return Answer([], refused, said, True)
+    rows, unread = list[dict[str, str]](), list[str]()
+    for line in filter(str.strip, done.stdout.splitlines()):
+        values = [value.strip() for value in line.split(",")]
+        if _NAME in asked and (more := len(values) - len(asked)) > 0:
+            at = asked.index(_NAME)
+            values[at : at + more + 1] = [", ".join(values[at : at + more + 1])]
+        if len(values) == len(asked) and values[0].isdecimal():
+            rows.append(dict(zip(asked, values, strict=True)))
+        else:
+            unread.append(line.strip())
+    return Answer(rows, refused, unread, False)
+
+
+def ask_all(program: str) -> tuple[Answer, tuple[NvidiaGpu, ...]]:
     """nvidia-smi's answer, and the GPUs that it lists."""
-    done = ask(program, *_FIELDS, _NEWEST_FIELD, "uuid")
-    if done.returncode != 0 and _NEWEST_FIELD in done.stdout + done.stderr:
-        done = ask(program, *_FIELDS)
-    rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-    gpus = [NvidiaGpu(*row) for row in rows if 0 <= len(row) - len(_FIELDS) <= 2]
-    return done, () if done.returncode else tuple(gpus)
+    answer = ask(program, *_FIELDS)
+    return answer, tuple(NvidiaGpu(*(gpu.get(field, "") for field in _FIELDS)) for gpu in answer.gpus)
 
 
 @functools.cache
@@ -56,7 +96,8 @@ def listed(path: str | None) -> tuple[NvidiaGpu, ...]:
     """All GPUs of this machine, by the driver's program in a search path; where that cannot tell, by their files."""
     if program := shutil.which("nvidia-smi", path=path):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            if gpus := ask_all(program)[1]:
+            answer, gpus = ask_all(program)
+            if gpus and not answer.unread:  # a GPU that it cannot tell of has a number all the same
                 return gpus
     files = glob.glob("/proc/driver/nvidia/gpus/*") or glob.glob("/dev/nvidia[0-9]*")
     return tuple(NvidiaGpu(str(number)) for number in range(len(files)))

@@ -9,7 +9,7 @@ import subprocess
 import psutil
 import pytest
 
-from launcher.doctor import host
+from launcher.doctor import host, nvidia
 from launcher.doctor.check import Context, Skip
 from launcher.modes import DoctorRequest
 
@@ -162,7 +162,8 @@ def test_a_full_disk_may_have_room_later(mounted, tmp_path):
 
 # -------------------------------------------------------------------------------------------------------------- driver
 
-GPU = "0, NVIDIA H200, 570.124.06, 4, 143771"
+GPU = "0, NVIDIA H200, 570.124.06, 4, 143771, 9.0, GPU-8932f937"
+FINE = "0, 0, No, No, Not Active"
 
 
 @pytest.fixture
@@ -184,27 +185,30 @@ def nvidia_smi(tmp_path):
 
 
 def test_the_driver_and_the_memory_that_others_hold(nvidia_smi):
-    fine = nvidia_smi(f"{GPU}\n{GPU.replace('0', '1', 1)}", faults="0, 0, No, No")
+    fine = nvidia_smi(f"{GPU}\n{GPU.replace('0', '1', 1)}", faults=FINE)
     assert [(one.status, one.seen) for one in fine] == [("ok", "NVIDIA 570.124.06 with 2 GPUs")]
     held = nvidia_smi(
-        "0, Tesla V100, 525.60.13, 4, 16384\n1, Tesla V100, 525.60.13, 9000, 16384", faults="0, 0, No, No"
+        "0, Tesla V100, 525.60.13, 4, 16384, 7.0, GPU-1\n1, Tesla V100, 525.60.13, 9000, 16384, 7.0, GPU-2",
+        faults=FINE,
     )
     assert statuses(held) == ["ok", "warn"]
     assert "GPU 1 (Tesla V100): 9,000 of 16,384 MiB" in held[1].seen
-    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384", faults="0, 0, No, No")) == ["fail"]
-    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A]", faults="0, 0, No, No")) == ["ok"]
+    assert statuses(nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384, 7.0, GPU-1", faults=FINE)) == ["fail"]
+    assert statuses(nvidia_smi("0, NVIDIA A100, 570.124.06, [N/A], [N/A], 8.0, GPU-1", faults=FINE)) == ["ok"]
 
 
 @pytest.mark.parametrize(
     ("counted", "status", "says"),
     [
-        ("0, 0, No, No", [], ""),
-        ("0, [N/A], [N/A], [N/A]", [], ""),
-        ("0, 3, No, No", ["fail"], "GPU 0: ecc.errors.uncorrected.volatile.total 3"),
-        ("0, 0, Yes, No", ["fail"], "remapped_rows.pending Yes"),
         ("0, 0, No, No, Not Active", [], ""),
+        ("0, [N/A], [N/A], [N/A], [N/A]", [], ""),
+        ("0, 3, No, No, Not Active", ["fail"], "GPU 0: ecc.errors.uncorrected.volatile.total 3"),
+        ("0, 0, Yes, No, Not Active", ["fail"], "remapped_rows.pending Yes"),
         ("0, 0, No, No, Active", ["fail"], "hw_slowdown Active"),
-        ("0, [GPU requires reset], No, No", ["fail"], "requires reset"),
+        ("0, [Insufficient Permissions], No, No, Not Active", ["warn"], "not read of GPUs' faults: ecc.errors"),
+        ("0, 0, No, No", ["warn"], "not read of GPUs' faults: 0, 0, No, No"),
+        ("Unable to determine the device handle for GPU0: GPU is lost", ["warn"], "GPU is lost"),
+        ("0, [GPU requires reset], No, No, Not Active", ["fail"], "requires reset"),
     ],
 )
 def test_memory_errors_that_the_driver_counts(nvidia_smi, counted, status, says):
@@ -213,10 +217,39 @@ def test_memory_errors_that_the_driver_counts(nvidia_smi, counted, status, says)
     assert all(says in one.seen for one in found)
 
 
+def test_a_field_that_a_driver_refuses_leaves_the_others_to_be_read(tmp_path):
+    """As drivers before 535 and after 590 answer, which know other names."""
+    for known, values, seen in (
+        ("ecc throttle", "0, 7, Active", "volatile.total 7, clocks_throttle_reasons.hw_slowdown Active"),
+        ("remapped event", "0, Yes, No, Not Active", "remapped_rows.pending Yes"),
+    ):
+        refuse = f"""for field in $(echo "$1" | sed 's/.*=//; s/,/ /g'); do case "$field" in *_*|*.*)
+          kind="${{field%%[._]*}}"; known=
+          case "$field" in *event*) kind=event;; *throttle*) kind=throttle;; esac
+          for one in {known}; do [ "$one" = "$kind" ] && known=1; done
+          [ "$known" ] || {{ echo "Field \\"$field\\" is not a valid field to query."; exit 2; }};; esac; done"""
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{refuse}\necho '{values}'\n")
+        program.chmod(0o755)
+        (tmp_path / "dmesg").write_text("#!/bin/sh\n")
+        (tmp_path / "dmesg").chmod(0o755)
+        found = list(nvidia.faults(Context(environ={"PATH": f"{tmp_path}:/usr/bin:/bin"}, root=tmp_path)))
+        assert statuses(found) == ["fail", "warn"] and seen in found[0].seen, found
+        assert found[1].seen.startswith("not read of GPUs' faults: ") and found[1].seen.count(",") < 2
+
+
+def test_a_gpu_that_the_driver_cannot_tell_of_is_told_and_a_name_may_hold_a_comma(nvidia_smi):
+    lost, fine = nvidia_smi(
+        f"{GPU.replace('H200', 'H200, 141 GB')}\nUnable to determine the device: GPU is lost", faults=FINE
+    )
+    assert (lost.status, fine.status) == ("fail", "ok")
+    assert "it is not read: Unable to determine" in lost.seen and fine.seen == "NVIDIA 570.124.06 with 1 GPU"
+
+
 @pytest.mark.parametrize(("number", "status"), [(31, "warn"), (79, "fail")])
 def test_errors_of_the_driver_in_the_kernels_log(nvidia_smi, number, status):
     line = f"[ 12.3] NVRM: Xid (PCI:0000:3b:00): {number}, pid=7, GPU has a word to say"
-    _, found = nvidia_smi(GPU, faults="0, 0, No, No", log=f"usual\n{line}\nusual")
+    _, found = nvidia_smi(GPU, faults=FINE, log=f"usual\n{line}\nusual")
     assert (found.status, f": {number}, pid=7" in found.seen) == (status, True)
 
 

@@ -223,7 +223,7 @@ def test_one_line_says_whether_this_tensorflow_can_use_this_gpu(
     nvidia_smi, cudnn, tmp_path, capability, driver, package, status, says, fix
 ):
     cudnn(package)
-    path = nvidia_smi(f"0, Card, {driver}, 4, 81559, 9.0")
+    path = nvidia_smi(f"0, Card, {driver}, 4, 81559, 9.0, GPU-1")
     seen = outcome(IMPORT, CUDA, devices(("Card", capability)))
     (found,) = tensorflow_checks.devices(context(seen, tmp_path, PATH=path))
     assert found.status == status, found
@@ -232,7 +232,7 @@ def test_one_line_says_whether_this_tensorflow_can_use_this_gpu(
 
 @pytest.mark.parametrize("knows_capability", [True, False])
 def test_a_gpu_beside_a_tensorflow_for_cpus_is_told_of_with_what_to_install(nvidia_smi, tmp_path, knows_capability):
-    row = "NVIDIA H100, 550.54.15, 4, 81559" + (", 9.0" if knows_capability else "")
+    row = "NVIDIA H100, 550.54.15, 4, 81559" + (", 9.0" if knows_capability else "") + ", GPU-1"
     path = nvidia_smi(f"0, {row}", f"1, {row}", knows_capability=knows_capability)
     (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CPU, devices()), tmp_path, PATH=path))
     capability = "9.0" if knows_capability else "not known"
@@ -245,13 +245,13 @@ def test_a_gpu_beside_a_tensorflow_for_cpus_is_told_of_with_what_to_install(nvid
 
 
 def test_what_no_wheel_can_use_is_not_advised_to_install_wheels(nvidia_smi, tmp_path):
-    path = nvidia_smi("0, NVIDIA GeForce RTX 5090, 575.51.03, 4, 32607, 12.0")
+    path = nvidia_smi("0, NVIDIA GeForce RTX 5090, 575.51.03, 4, 32607, 12.0, GPU-1")
     (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CPU, devices()), tmp_path, PATH=path))
     assert found.fix.startswith("no wheel of TensorFlow") and "docker/nvidia.Dockerfile" in found.fix
 
 
 def test_a_driver_that_is_too_old_is_why_tensorflow_lists_no_gpu(nvidia_smi, tmp_path):
-    path = nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384, 7.0")
+    path = nvidia_smi("0, Tesla V100, 470.82.01, 4, 16384, 7.0, GPU-1")
     (found,) = tensorflow_checks.devices(context(outcome(IMPORT, CUDA, devices()), tmp_path, PATH=path))
     assert found.status == "fail" and found.fix == "install a driver from 525.60.13 on"
 

@@ -57,9 +57,35 @@ def test_without_tasks_every_node_has_one_worker(allocation):
     assert [host.slots for host in srun(allocation, None).hosts] == [1, 1]
 
 
+# As 22.05 and 25.11 show nodes; what people write comes behind what Slurm writes.
+NODES = """\
+NodeName=n9 Arch=x86_64 CoresPerSocket=8 CPUAlloc=0 CPUTot=32 CPULoad=0.02 AvailableFeatures=a,NodeAddr=b Gres=(null) \
+NodeAddr=10.0.0.9 NodeHostName=h9 Version=22.05.8 OS=Linux 6.1.0 #1 SMP RealMemory=1 State=ALLOCATED \
+Comment=was NodeName=n1 NodeAddr=10.0.0.1 Reason=NodeName=n2 NodeAddr=10.0.0.2 [root@2026-11-01T00:00:00]
+NodeName=n10 Arch=x86_64 CoresPerSocket=8 CPUAlloc=0 CPUEfctv=32 CPUTot=32 CPULoad=0.02 AvailableFeatures=(null) \
+Gres=gpu:h200:8(S:0-1) NodeAddr={address} NodeHostName=h10 Port=0 Version=25.11.0 OS=Linux 6.8.0 #2 SMP \
+RealMemory=1 State=ALLOCATED Topology=default:leaf1 Extra={{"NodeAddr=": 1}} Comment=NodeName=n9 NodeAddr=10.0.0.3 \
+ResumeAfterTime=None CfgTRES=cpu=32
+"""
+
+
+@pytest.mark.parametrize("address", ["10.0.0.10", "(null)"])
+def test_addresses_are_those_that_the_controller_shows_whatever_people_write(allocation, tmp_path, capsys, address):
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\n[ $2 = hostnames ] || cat <<'END'\n{NODES.format(address=address)}END\n"
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    hosts = srun({**allocation, "PATH": f"{tmp_path}:/usr/bin:/bin"}, None).hosts
+    known = address != "(null)"
+    assert [host.address for host in hosts] == ["10.0.0.9", address if known else "n10"]
+    said = "" if known else "note: scontrol shows no NodeAddr of n10: its name is taken for it\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     ("changes", "workers", "said"),
     [
+        ({"SLURM_NTASKS": "many"}, None, ["SLURM_NTASKS='many' is not a whole number"]),
         ({"SLURM_JOB_ID": ""}, None, ["SLURM_JOB_ID", "sbatch", "scripts/slurm.sbatch", "salloc"]),
         ({"SLURM_STEP_ID": "0"}, None, ["SLURM_STEP_ID=0", "--backend=member"]),
         ({"SLURM_HET_SIZE": "2"}, None, ["job 7 is heterogeneous (SLURM_HET_SIZE=2)"]),

@@ -118,7 +118,8 @@ def unfit_host(hosts, tmp_path):
         for address in addresses:
             program = tmp_path / f"gpu_of_{address}" / "nvidia-smi"
             program.parent.mkdir()
-            faults, listed = f"0, {3 if address == B else 0}, No, No", "0, Card, 570.1, 4, 81559, 9.0"
+            faults = f"0, {3 if address == B else 0}, No, No, Not Active"
+            listed = "0, Card, 570.1, 4, 81559, 9.0, GPU-1"
             program.write_text(f'#!/bin/sh\ncase "$*" in *ecc*) echo "{faults}";; *) echo "{listed}";; esac\n')
             program.chmod(0o755)
             settings += f"Match LocalAddress {address}\nSetEnv PATH={program.parent}:/usr/bin:/bin\n"
