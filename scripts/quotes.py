@@ -1,10 +1,15 @@
-"""Figures that pages quote from benchmarks/results.json, and what the code says that it assumes of others.
+"""Figures that pages quote from benchmarks/, and what the code says that it assumes of others.
 
 A page quotes a figure between two comments; what stands between them is written by `quoted`, for scripts/reference.py:
 
     a restart takes <!-- result: starts/runs/0/job/launcher/training again/seconds/median .1f -->4.9<!-- --> s
 
-After `result:` stand the keys that lead to the figure, and after the last space how Python formats it.
+After `result:` stand the keys that lead to the figure, and after the last space how Python formats it. A table of a
+page under benchmarks/, here the second below a heading, is quoted in the same way:
+
+    <!-- table: benchmarks/RESULTS.md#on-a-card 2 -->
+    …
+    <!-- -->
 
 An assumption stands in the code, above what leans on it:
 
@@ -24,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 QUOTING = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _QUOTE = re.compile(r"<!-- result: ([^>]+/[^>]+) ([^\s>]+) -->.*?<!-- -->")
+_TABLE = re.compile(r"<!-- table: (benchmarks/[\w/.]+)#([\w-]+) (\d+) -->.*?<!-- -->", re.DOTALL)
 _MARKER = "# Leans on "
 _ASSUMPTION = re.compile(r"([\w ,-]+): (.*?)\.? Noticed by (.*?)\. Then: (.*)", re.DOTALL)
 _TEST = re.compile(r"tests/[\w/]+\.py")
@@ -52,7 +58,7 @@ class Malformed(Exception):
 
 
 def quoted(page: str) -> str:
-    """The page with its figures as they are in results.json."""
+    """The page with its figures as they are in results.json, and its tables as they are in their pages."""
     figures = json.loads((ROOT / "benchmarks/results.json").read_text("utf-8"))
 
     def current(found: re.Match[str]) -> str:
@@ -64,7 +70,19 @@ def quoted(page: str) -> str:
                 raise Malformed(f"{found[1]}: benchmarks/results.json has no {key!r} there") from None
         return f"<!-- result: {found[1]} {found[2]} -->{value:{found[2]}}<!-- -->"
 
-    return _QUOTE.sub(current, page)
+    return _TABLE.sub(_current_table, _QUOTE.sub(current, page))
+
+
+def _current_table(found: re.Match[str]) -> str:
+    number = int(found[3])
+    for section in re.split(r"^#+ ", (ROOT / found[1]).read_text("utf-8"), flags=re.MULTILINE)[1:]:
+        heading = re.sub(r"[^\w\- ]", "", section.partition("\n")[0].lower()).replace(" ", "-")
+        tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+        if heading == found[2] and len(tables) >= number:
+            # Links of that page lead from its own folder.
+            table = re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", tables[number - 1])
+            return f"<!-- table: {found[1]}#{found[2]} {number} -->\n\n{table}\n<!-- -->"
+    raise Malformed(f"{found[1]} has no table {number} under #{found[2]}")
 
 
 def found_assumptions() -> Iterator[Assumption]:

@@ -44,6 +44,14 @@ def test_quoted_figure_is_written_between_its_marks(program):
         program.quotes.quoted("<!-- result: starts/nothing .1f --><!-- -->")
 
 
+def test_quoted_table_is_that_of_its_heading_without_its_links(program):
+    mark = "<!-- table: benchmarks/notes/embeddings.md#large-tables 1 -->"
+    page = program.quotes.quoted(f"{mark}\nold\n<!-- -->\nafter\n")
+    assert page.startswith(f"{mark}\n\n| | rows | Keras `fit` |") and page.endswith("|\n\n<!-- -->\nafter\n")
+    with pytest.raises(program.quotes.Malformed, match="has no table 9 under #large-tables"):
+        program.quotes.quoted(mark.replace(" 1 ", " 9 ") + "<!-- -->")
+
+
 def test_every_test_of_an_assumption_exists(program):
     found = list(program.quotes.found_assumptions())
     assert found
