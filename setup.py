@@ -149,6 +149,7 @@ setup(
             "matplotlib>=3.8",  # which the import of TensorFlow must not bring along
             "mypy>=1.11",
             "pandas>=2.2",  # examples/structured_data.py
+            "pyright[nodejs]>=1.1.414",  # brings all that it runs along
             "pytest>=8.0",
             "pytest-timeout>=2.3",  # a hanging collective fails its test, not the whole run
             "pytest-xdist>=3.5",

@@ -133,14 +133,18 @@ __all__ = ["fit", "load"]
 _LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
 _BEFORE = "launcher.machine.tensorflow_import"  # says what to install, before a module needs what an old Keras lacks
 _ENDING = "launcher.errors.excepthook"
+TYPE_CHECKING = False  # but for checkers and editors, which know the name
+if TYPE_CHECKING:
+    from launcher.modes.fit import fit as fit
+    from launcher.serving.model_file import load as load
+else:
 
-
-def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module(_ENDING).install()
-    importlib.import_module(_BEFORE).require_tensorflow()
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        importlib.import_module(_ENDING).install()
+        importlib.import_module(_BEFORE).require_tensorflow()
+        return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -24,6 +24,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import built
 import forked
 import hypothesis
 import psutil
@@ -139,6 +140,19 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return folder
 
     return once
+
+
+@pytest.fixture(scope="session")
+def sdist(made_once: Callable[..., Path]) -> Path:
+    """The source distribution, unpacked."""
+    return made_once("built", built.build) / "source"
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path) -> Path:
+    """The wheel that was built of it."""
+    (wheel,) = sdist.parent.glob("*.whl")
+    return wheel
 
 
 # ------------------------------------------------------------------------------------------------ launchers, processes

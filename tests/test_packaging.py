@@ -6,10 +6,8 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 import setuptools
+from built import FOLDERS, SOURCES
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from places import ROOT
@@ -24,46 +23,6 @@ from places import ROOT
 from launcher.machine import installation
 
 pytestmark = pytest.mark.slow
-
-FOLDERS = ("launcher", "models", "gin_configs")
-SOURCES = (*FOLDERS, "tests", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
-NOT_SOURCES = shutil.ignore_patterns("__pycache__")
-
-
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory):
-    """The source distribution, unpacked, built from a copy of the checkout with the setuptools that is installed."""
-    folder = tmp_path_factory.mktemp("sdist")
-    for name in SOURCES:
-        source, target = ROOT / name, folder / "source" / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=NOT_SOURCES)
-        else:
-            shutil.copy(source, target)
-    subprocess.run(
-        [sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('..')"],
-        cwd=folder / "source",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (built,) = folder.glob("*.tar.gz")
-    shutil.unpack_archive(built, folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return folder / built.name.removesuffix(".tar.gz")
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory):
-    """A wheel built from the source distribution, as `python -m build` and package indexes do."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = shutil.copytree(sdist, folder / "source")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(source)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
 
 
 def files_under(root):

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -38,6 +38,11 @@ from launcher.run.start.value_text import text_of
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.tasks import keras_callbacks, keras_private, keras_tracing
 from launcher.tasks.keras_model import KerasTask, is_function
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # of typing since Python 3.11
+
+    from launcher.modes.fit_settings import FitSettings
 
 _BATCH_SIZE = 32  # Keras's
 
@@ -69,7 +74,7 @@ def fit(
     validation_data: Any = None,
     epochs: float = 1,
     batch_size: int | None = None,
-    model_dir: str | None = None,
+    model_dir: str | os.PathLike[str] | None = None,
     strategy: str | tf.distribute.Strategy = "auto",
     replicas: int | None = None,
     workers: int | None = None,
@@ -83,7 +88,7 @@ def fit(
     validation_freq: int | Sequence[int] = 1,
     initial_epoch: int = 0,
     verbose: int | str = "auto",
-    **settings: Any,
+    **others: "Unpack[FitSettings]",
 ) -> History:
     """Trains a compiled Keras model, as Keras's `fit` on one device would, on any devices.
 
@@ -118,7 +123,7 @@ def fit(
       initial_epoch: the number of the first epoch, counted from 0; `epochs` is that of the last one, counted from 1.
         It is about numbers alone: the same call goes on by itself.
       verbose: 0 to show nothing.
-      **settings: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
+      others: what a recipe binds as `train.…`, such as `checkpoint_every=1000`; what it binds as `Clipping.…`,
         `StartFrom.…` or `Checkpoints.…` in a dict, such as `clipping={"global_norm": 1.0}`.
 
     Returns:
@@ -130,6 +135,7 @@ def fit(
       LauncherError: the run failed, or was asked to stop.
       KeyboardInterrupt: it was asked to by Ctrl-C, and has saved. What a callback raises comes as it is.
     """
+    settings: dict[str, Any] = {**others}
     kinds: list[tuple[str, Any, Any, str]] = [
         ("epochs", epochs, numbers.Real, "a number above 0"),
         ("batch_size", batch_size, numbers.Integral, "a whole number above 0"),
@@ -143,7 +149,7 @@ def fit(
     for name, value, kind, says in kinds:
         holds = value is None or (isinstance(value, kind) and (bool(value) or kind is Mapping))
         check_value(f"fit: {name}", value, holds, says)
-    model_dir = model_dir and os.fspath(model_dir)
+    model_dir = None if model_dir is None else os.fspath(model_dir)
     _check_settings(settings)
     if not callable(build):
         raise UsageError(f"fit: expected a compiled model, or a function that returns one; got {type(build).__name__}")
