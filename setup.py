@@ -38,6 +38,7 @@ JAX_CUDA13 = ["jax[cuda13]>=0.10.2; python_version >= '3.11'"]
 # train.sinks = [@MlflowSink()]; the skinny one lacks what its database needs.
 MLFLOW = ["mlflow-skinny>=2.20", "alembic>=1.10", "sqlalchemy>=1.4"]
 WANDB = ["wandb>=0.19"]  # train.sinks = [@WandbSink()]
+DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.6"]  # the pages as a site: mkdocs.yml
 NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers
@@ -124,6 +125,7 @@ setup(
         "jax_cuda13": JAX_CUDA13,
         "jax_tpu": JAX_TPU,
         "demo": DEMO,
+        "docs": DOCS,
         "kubernetes": KUBERNETES,
         "notebook": NOTEBOOK,
         "text": TEXT,
@@ -135,6 +137,7 @@ setup(
         "test": [
             *CPU,
             *DEMO,
+            *DOCS,
             *GPU_PREFLIGHT,
             *KUBERNETES,
             *MLFLOW,

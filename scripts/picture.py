@@ -31,13 +31,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 126, 25
+SEEN = 100  # columns that the picture shows: letters are as much larger
 CELL, LINE, SIZE = 8.0, 17, 13  # pixels
 PAD, BAR = 14, 34
 LONGEST_WAIT = 0.5  # seconds that nothing may move in the picture
 FRAME = 0.12  # seconds that a frame stands at least
 PROMPT = "$ "
 TRAIN = "launcher --gin_file=mine.py"
-COMPARE = "sha1sum runs/*/checkpoints/step_00000470/state.data*"
+COMPARE = "md5sum runs/*/checkpoints/step_00000470/state.data*"
 CAPTIONS = (
     "a training that ends in its middle: kill -9 from another terminal",
     "the same command goes on from the last checkpoint",
@@ -140,11 +141,11 @@ def _without_clock(display: list[str]) -> str:
 def _runs(line) -> Iterator[tuple[int, str, str, bool]]:
     """Letters of one kind that stand beside each other."""
     x = 0
-    while x < COLUMNS:
+    while x < SEEN:
         cell = line[x]
         colour = f"#{cell.fg}" if re.fullmatch(r"[0-9a-f]{6}", cell.fg) else COLOURS.get(cell.fg, COLOURS["default"])
         start, text = x, ""
-        while x < COLUMNS and (line[x].fg, line[x].bold) == (cell.fg, cell.bold):
+        while x < SEEN and (line[x].fg, line[x].bold) == (cell.fg, cell.bold):
             text += line[x].data
             x += 1
         if text.strip():
@@ -194,7 +195,7 @@ def record(folder: Path) -> tuple[list[Frame], float]:
     terminal.watch(0.2)
     end = terminal.shown + 4
     terminal.close()
-    sums = re.findall(r"^([0-9a-f]{40})  runs/", "\n".join(terminal.screen.display), re.MULTILINE)
+    sums = re.findall(r"^([0-9a-f]{32})  runs/", "\n".join(terminal.screen.display), re.MULTILINE)
     if len(sums) != 2 or len(set(sums)) != 1:
         sys.exit("error: the checkpoints differ:\n" + "\n".join(terminal.screen.display))
     return terminal.frames, end
@@ -226,7 +227,7 @@ def drawn(frames: list[Frame], seconds: float) -> str:
         name = names[key]
         text = _caption(what) if y == ROWS else _row(y, what)
         parts.append(f'<g class="f{" l" if last else ""}" style="animation-name:{name}">{text}</g>')
-    width, height = round(COLUMNS * CELL + 2 * PAD), ROWS * LINE + BAR + 2 * PAD
+    width, height = round(SEEN * CELL + 2 * PAD), ROWS * LINE + BAR + 2 * PAD
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     font = 'ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace'
     return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">

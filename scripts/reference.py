@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference.md and docs/recipes.md, and the figures that other pages quote.
+"""Writes docs/reference.md and its two parts, docs/recipes.md, and the figures that other pages quote.
 
     python scripts/reference.py
 
@@ -72,13 +72,11 @@ def reference() -> str:
         _MADE,
         "# Reference\n",
         "Flags, exit codes, files of a run, environment variables and bindings, as the code describes them.\n",
-        "- [Flags of launcher.main](#flags-of-launchermain): one process, one `--mode`\n"
-        "- [Flags of launcher.launch](#flags-of-launcherlaunch): a job of several processes\n"
+        "- [Flags of launcher.main](reference_flags.md#flags-of-launchermain): one process, one `--mode`\n"
+        "- [Flags of launcher.launch](reference_flags.md#flags-of-launcherlaunch): a job of several processes\n"
+        "- [Bindings](reference_bindings.md): what a recipe may bind\n"
         "- [Exit codes](#exit-codes), [files of a run](#files-of-a-run),\n"
-        "  [environment variables](#environment-variables), [other programs](#other-programs)\n"
-        "- [Bindings](#bindings): what a recipe may bind\n",
-        *_flags_of_main(),
-        *_flags_of_launch(),
+        "  [environment variables](#environment-variables), [other programs](#other-programs)\n",
         "## Exit codes\n",
         table(("code", "`launcher.main`", "`launcher.launch`"), _exit_codes()),
         "## Files of a run\n",
@@ -90,9 +88,18 @@ def reference() -> str:
         "## Other programs\n",
         "Each says with `--help` what it is for; the shell scripts show with `--dry_run` what they would run.\n",
         f"{listed(_programs())}.\n",
-        *_bindings(),
     ]
     return "\n".join(parts)
+
+
+def flags_page() -> str:
+    """The text of docs/reference_flags.md."""
+    return "\n".join([_MADE, "# Flags\n", *_flags_of_main(), *_flags_of_launch()])
+
+
+def bindings_page() -> str:
+    """The text of docs/reference_bindings.md."""
+    return "\n".join([_MADE, *_bindings()])
 
 
 def _flags_of_main() -> Iterator[str]:
@@ -181,7 +188,7 @@ def _bindings() -> Iterator[str]:
         for selector, made in internals().registry.items()
         if re.match(r"launcher\.(?!gin_configs)", _source(made.wrapped)) and not selector.startswith("keras.")
     }
-    yield "## Bindings\n"
+    yield "# Bindings\n"
     yield (
         "What a recipe binds, as in `train.steps = 300`. [gin.md](gin.md) describes the language.\n"
         "`@name` stands for something else that is listed here, or that a module of your own defines.\n"
@@ -191,7 +198,7 @@ def _bindings() -> Iterator[str]:
         by_room.setdefault(_room(_source(target)), []).append(selector)
     order = ["run", "tasks", "models", "data", "optimizers", "step", "watch", "reporting"]
     for room in sorted(by_room, key=lambda room: (order.index(room) if room in order else len(order), room)):
-        yield f"### {_title(room)}\n"
+        yield f"## {_title(room)}\n"
         selectors = sorted(by_room[room], key=lambda one: (not one.endswith(".train"), one))
         bindings = {
             selector: arguments(internals().registry.minimal_selector(selector), found[selector])
@@ -199,11 +206,11 @@ def _bindings() -> Iterator[str]:
         }
         shared = _shared(bindings.values())
         if shared:
-            yield "#### In several of them\n"
+            yield "### In several of them\n"
             yield items(shared.items(), swapped=True)
         for selector in selectors:
             yield from configurable(internals().registry.minimal_selector(selector), found[selector], shared=shared)
-    yield "### Of Keras\n"
+    yield "## Of Keras\n"
     rows = []
     for module, example, says in _KERAS:
         if not internals().registry.get(f"{module}.{example}"):
@@ -246,7 +253,7 @@ def configurable(name: str, target: Any, shared: Mapping[str, Sequence[str]] = {
     own = {about: names for about, names in arguments(name, target).items() if names[0] not in shared.get(about, ())}
     if not text:
         raise Undescribed(f"{_source(target)}.{name} has no docstring")
-    yield f"#### {name}\n"
+    yield f"### {name}\n"
     yield f"{text.split(chr(10) * 2)[0] if _room(_source(target)) in _ELSEWHERE else text}\n"
     if own:
         yield items(own.items(), swapped=True)
@@ -408,7 +415,12 @@ def _grouped(refused: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
         yield instead, [name for name, says in refused.items() if says == instead]
 
 
-PAGES = {"docs/reference.md": reference, "docs/recipes.md": recipes_page}
+PAGES = {
+    "docs/reference.md": reference,
+    "docs/reference_flags.md": flags_page,
+    "docs/reference_bindings.md": bindings_page,
+    "docs/recipes.md": recipes_page,
+}
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -24,7 +24,9 @@ def program():
     sys.path.remove(str(ROOT / "scripts"))
 
 
-@pytest.mark.parametrize("page", ["docs/reference.md", "docs/recipes.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/reference.md", "docs/reference_flags.md", "docs/reference_bindings.md", "docs/recipes.md"]
+)
 def test_page_is_current(program, page):
     assert (ROOT / page).read_text() == program.PAGES[page](), f"{page}: run python scripts/reference.py"
 
@@ -112,7 +114,7 @@ def test_description_of_an_argument_may_take_several_lines_and_be_for_several(pr
 
 
 def test_every_mode_has_its_flags_in_the_reference():
-    page = (ROOT / "docs/reference.md").read_text()
+    page = (ROOT / "docs/reference_flags.md").read_text()
     for mode in modes.MODES.values():
         section = page.split(f"### --mode={mode.name}\n")[1].split("\n### ")[0]
         if same := re.search(r"Its flags are those of `--mode=(\w+)`", section):
