@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import json
 import os
 import tempfile
 import zipfile
@@ -19,6 +20,18 @@ SUFFIXES = (".keras", ".weights.h5", ".safetensors")
 # compresses nothing, and whoever does so later gains little on trained weights.
 _MOST_TIMES = 16
 _MOST_IN_ANY_CASE = 64 * 2**20
+
+NOT_READ = np.dtype("V1")
+"""Dtype of an array that has a name and a shape and could not be read."""
+
+# Floats of 8 bits in safetensors' names and ml_dtypes': bfloat16 has room for each of them.
+_IN_16_BITS = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
 
 
 class TooLargeError(ValueError):
@@ -144,8 +157,49 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
 
 
 def _safetensors(path: str) -> Iterator[Stored]:
+    import ml_dtypes
     import safetensors
 
-    with safetensors.safe_open(path, "np") as file:
+    with safetensors.safe_open(path, "np") as file, open(path, "rb") as raw:  # which has checked the header
+        size = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(size))
         for name in file.keys():  # noqa: SIM118  (it is no dict)
-            yield named(name.replace(".", "/"), file.get_tensor(name), shown=name)
+            told = header[name]
+            if told["dtype"] in _IN_16_BITS:
+                around = name.rpartition(".")[0]
+                for other in file.keys():  # noqa: SIM118
+                    if other.rpartition(".")[0] in (around, "") and "scale" in other.rpartition(".")[2]:
+                        raise ValueError(
+                            f"{name} is in 8 bits ({told['dtype']}) with a scale of its own, {other}: multiply them in "
+                            "what wrote the file, and save it in 16 bits"
+                        )
+                raw.seek(8 + size + told["data_offsets"][0])
+                kind = np.dtype(getattr(ml_dtypes, _IN_16_BITS[told["dtype"]]))
+                flat = np.frombuffer(raw.read(told["data_offsets"][1] - told["data_offsets"][0]), kind)
+                value = flat.reshape(told["shape"]).astype(ml_dtypes.bfloat16)
+            else:
+                try:
+                    value = file.get_tensor(name)
+                except (AttributeError, KeyError, TypeError, safetensors.SafetensorError):  # NumPy has no such kind
+                    value = np.broadcast_to(np.zeros((), NOT_READ), told["shape"])
+            yield named(name.replace(".", "/"), value, shown=name)
+
+
+def merged(path: str) -> str:
+    """What a person should know of a `.keras` file: the layers whose LoRA matrices Keras has merged into kernels."""
+
+    def found(config: Any) -> Iterator[str]:
+        if isinstance(config, dict) and config.get("lora_rank"):
+            yield str(config.get("name"))
+        parts = config.values() if isinstance(config, dict) else config if isinstance(config, list) else ()
+        for part in parts:
+            yield from found(part)
+
+    if not path.endswith(".keras"):
+        return ""
+    with _local(path) as local, open(local, "rb") as file, open_zip(file) as archive:
+        try:
+            layers = [*found(json.loads(archive.read("config.json")))]
+        except (KeyError, ValueError, RecursionError) as error:
+            return f"its config.json is not read ({error})"
+    return f"LoRA's matrices are merged into the kernels there: {', '.join(layers)}" if layers else ""

@@ -13,6 +13,7 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors as safetensors_lib
 import tensorflow as tf
 from cases import repeated_but
 from places import SMALL_DIGITS
@@ -278,6 +279,57 @@ def damaged(kind, folder):
     else:
         path.write_bytes(b"nothing of the kind")
     return path
+
+
+def quantizable(mode="", lora=False):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="first"), keras.layers.Dense(2)])
+    if mode:
+        model.quantize(mode)
+    if lora:
+        model.layers[0].enable_lora(2)
+    return model
+
+
+def test_of_loras_matrices_and_integers_it_is_told_what_a_file_of_keras_holds(tmp_path):
+    source, files = quantizable("int8", lora=True), (str(tmp_path / "int8.keras"), str(tmp_path / "float.keras"))
+    source.save(files[0])
+    quantizable(lora=True).save(files[1])
+    for make, path in ((quantizable, files[0]), (lambda: quantizable("int8"), files[1])):
+        with pytest.raises(UsageError, match="quantized model, which only one") as raised:
+            started(path, make)
+        assert "int8[3, 4]" in str(raised.value) and "allow_missing" not in str(raised.value)
+    with pytest.raises(UsageError, match=r"2 of the model are not there.*\n.*merges LoRA's.*\n.*'\.\*lora_\.\*'"):
+        started(files[0], lambda: quantizable("int8", lora=True))
+    made, found = started(
+        files[0], lambda: quantizable("int8", lora=True), start={"allow_missing": (".*lora_.*",)}.items()
+    )
+    assert "LoRA's matrices are merged into the kernels there: first" in found.notes[0]
+    np.testing.assert_array_equal(made.model.layers[0]._kernel.numpy(), source.layers[0]._kernel.numpy())
+
+
+def test_safetensors_in_8_bits_are_read_and_of_fewer_bits_are_named(tmp_path):
+    def written(**more):
+        kinds = {"a.kernel": ("F8_E4M3", ml_dtypes.float8_e4m3fn), "b.kernel": ("F8_E5M2", ml_dtypes.float8_e5m2)}
+        arrays = {name: (kind, values.astype(dtype).tobytes()) for name, (kind, dtype) in kinds.items()} | more
+        header, content = {}, b""
+        for name, (kind, raw) in arrays.items():
+            header[name] = {"dtype": kind, "shape": [3], "data_offsets": [len(content), len(content) + len(raw)]}
+            content += raw
+        text = json.dumps(header).encode()
+        (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + content)
+        return {one.name: one.value for one in weight_files.read(str(tmp_path / "w.safetensors"))}
+
+    values = np.array([0.5, -448.0, 2.0**-6])
+    read = written()
+    np.testing.assert_array_equal([*map(float, read["a.kernel"])], values)
+    assert float(read["b.kernel"][1]) == -448.0
+    with pytest.raises(UsageError, match=r"a\.kernel is in 8 bits .* scale of its own, a\.kernel_scale"):
+        written(**{"a.kernel_scale": ("F32", np.ones(3, np.float32).tobytes())})
+    if tuple(map(int, safetensors_lib.__version__.split(".")[:2])) >= (0, 6):
+        text = json.dumps({"c.kernel": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}).encode()
+        (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(2))
+        (one,) = weight_files.read(str(tmp_path / "w.safetensors"))
+        assert one.value.dtype == weight_files.NOT_READ and one.value.shape == (4,)
 
 
 @pytest.mark.parametrize("kind", [".keras", ".weights.h5", ".safetensors"])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints.weight_files import Stored
+from launcher.checkpoints.weight_files import NOT_READ, Stored
 from launcher.errors import UsageError, advice, nearest
 from launcher.reporting.units import first
 
@@ -95,11 +95,20 @@ def check(matches: Sequence[Match], patterns: Sequence[str], source: str, others
         ],
     }
     said = "".join(f"\n  {len(texts)} {what}: {first(texts, _SHOWN)}" for what, texts in problems.items() if texts)
+    if any(m.own and m.stored and True in map(_is_integer, (m.own.variable, m.stored.value)) for m in wrong):
+        raise UsageError(
+            f"{BINDING}: {source} does not fit the model.{said}\nIntegers are weights of a quantized model, which only "
+            "one that is quantized in the same way takes. Let build() open that file by keras.saving.load_model(), or "
+            "start from one that was written before quantize()"
+        )
     example = min(wrong, key=lambda match: bool(match.own and match.stored)).names[0]
+    pattern = re.sub(r"[/.][^/.]*$", "/.*", example)
+    if new := [match for match in wrong if match.stored is None and "lora_" in match.names[0]]:
+        said += "\nKeras merges LoRA's matrices into their kernels where it writes a file; these would be new ones"
+        pattern = ".*lora_.*" if len(new) == len(wrong) else pattern
     raise UsageError(
         f"{BINDING}: {source} does not fit the model.{said}\nTo accept weights of the model that stay as initialised, "
-        f"and stored ones that are not used, list patterns of their names: {ALLOW} = "
-        f"({re.sub(r'[/.][^/.]*$', '/.*', example)!r},)"
+        f"and stored ones that are not used, list patterns of their names: {ALLOW} = ({pattern!r},)"
     )
 
 
@@ -134,7 +143,7 @@ def _fitted(value: np.ndarray, variable: Any) -> np.ndarray | None:
     shape, dtype = tuple(variable.shape), tf.dtypes.as_dtype(variable.dtype)
     if [size for size in value.shape if size != 1] != [size for size in shape if size != 1]:
         return None
-    if tf.dtypes.as_dtype(value.dtype).is_floating != dtype.is_floating:
+    if value.dtype == NOT_READ or tf.dtypes.as_dtype(value.dtype).is_floating != dtype.is_floating:
         return None
     return value.reshape(shape).astype(dtype.as_numpy_dtype)
 
@@ -144,7 +153,13 @@ def _beside(name: str, others: Sequence[str]) -> str:
     return f"{name} (nearest: {close})" if close else name
 
 
+def _is_integer(array: Any) -> bool:
+    return array.dtype != NOT_READ and tf.dtypes.as_dtype(array.dtype).is_integer
+
+
 def _shown(array: Any) -> str:
+    if array.dtype == NOT_READ:
+        return f"of a kind that is not read {list(array.shape)}"
     return f"{tf.dtypes.as_dtype(array.dtype).name}{list(array.shape)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.checkpoints.weight_files import Stored
 from launcher.config.bound_types import check_value, checked_patterns, one_of
 from launcher.errors import UsageError
+from launcher.machine.replaced import put
 from launcher.reporting.units import first
 from launcher.run.start.start_comparison import (
     ALLOW,
@@ -124,6 +126,9 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     if by_order:
         shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
         note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
+    assert start.path is not None
+    if source.numbered and (merged := weight_files.merged(start.path)):
+        note += f"; {merged}"
     return Start(taken, slots_taken, note, listing)
 
 
@@ -181,7 +186,10 @@ def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[La
 def _numbers(placed: Placed) -> Iterable[tuple[str, keras.Variable]]:
     """A layer's own weights by the numbers that they have in a file of Keras's."""
     numbered: dict[str, Any] = {}
-    placed.layer.save_own_variables(numbered)
+    with contextlib.ExitStack() as undo:
+        if getattr(placed.layer, "lora_enabled", False):  # else Keras gives a kernel that its matrices are merged into
+            put(undo, placed.layer, "lora_enabled", False)
+        placed.layer.save_own_variables(numbered)
     return numbered.items()
 
 
