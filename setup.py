@@ -92,6 +92,11 @@ setup(
         "launcher.preflight": ["tpu_slices.txt"],
         "launcher.reporting": ["web/**/*"],
     },
+    # Where both shells look, beside the bin/ in which the commands are.
+    data_files=[
+        ("share/bash-completion/completions", ["completions/bash/launcher", "completions/bash/launcher-jobs"]),
+        ("share/zsh/site-functions", ["completions/zsh/_launcher"]),
+    ],
     entry_points={"console_scripts": ["launcher=launcher.main:command", "launcher-jobs=launcher.launch:command"]},
     zip_safe=False,  # recipes are opened as files
     install_requires=[

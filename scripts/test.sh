@@ -56,6 +56,7 @@ mapfile -t tracked < <(git ls-files '*.py' '*.ipynb' 2>/dev/null)
 run "$bin/ruff" check --force-exclude "${tracked[@]}"
 run "$bin/ruff" format --check --force-exclude "${tracked[@]}"
 run "$bin/shellcheck" scripts/*.sh scripts/*.bash scripts/slurm.sbatch .ci/run
+run "$bin/shellcheck" --shell=bash completions/bash/*
 # Beside all that follows, of which much waits for processes that it starts.
 run "$bin/mypy" &
 types=$!

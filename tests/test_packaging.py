@@ -39,10 +39,15 @@ def test_wheel_and_source_distribution_hold_every_file_of_the_packages_and_no_te
     } <= wanted
     names = zipfile.ZipFile(wheel).namelist()
     installed = {name if name.startswith("launcher/") else f"launcher/{name}" for name in wanted}
-    assert {name for name in names if ".dist-info/" not in name} == installed
+    assert {name for name in names if not re.search(r"\.(dist-info|data)/", name)} == installed
+    assert {name.partition(".data/data/share/")[2] for name in names} - {""} == {
+        *("bash-completion/completions/launcher", "bash-completion/completions/launcher-jobs"),
+        "zsh/site-functions/_launcher",
+    }
     made = {"PKG-INFO", "setup.cfg"}  # by setuptools
     held = {name for name in files_under(sdist) - made if not name.startswith("tf_launcher.egg-info/")}
-    assert held == wanted | {name for name in SOURCES if (ROOT / name).is_file()}
+    shells = {f"completions/{file}" for file in files_under(ROOT / "completions")}
+    assert held == wanted | shells | {name for name in SOURCES if (ROOT / name).is_file()}
 
 
 def test_the_wheel_brings_its_licence_and_those_of_what_it_holds_of_others(wheel):

@@ -12,7 +12,8 @@ from pathlib import Path
 from places import ROOT
 
 FOLDERS = ("launcher", "models", "gin_configs")
-SOURCES = (*FOLDERS, "tests", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
+_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE")
+SOURCES = (*FOLDERS, "completions", "tests", *_FILES)
 _NOT_SOURCES = shutil.ignore_patterns("__pycache__")
 
 
