@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import os
 import re
 import shlex
@@ -21,16 +23,23 @@ from places import PYTHONPATH, ROOT
 from launcher import launch, modes
 from launcher.config import gin_bindings
 from launcher.config.gin_files import Import, find_file, read_file
+from launcher.errors import UsageError
 from launcher.main import parse
+from launcher.modes.fit import fit
+from launcher.modes.fit_settings import FitSettings
+from launcher.run import loading
 
 pytestmark = pytest.mark.slow
 
-PAGES = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", *DOCS]
 
 # Of what is not the launcher's: what no test can run here, and why.
 CANNOT_RUN = {
     r"(gcloud|kubectl|docker|ray|sbatch|srun|salloc|scancel|squeue|ssh|scp|ssh-copy-id|rsync) ": "needs a cluster",
-    r"(git clone|pip (install|wheel)|python -m venv|cd) |(\.|source) \S+/activate$": "sets a machine up, by network",
+    r"(git clone|(\.venv/bin/)?(pip (install|wheel)|pre-commit install)|python -m venv|cd)\b": "sets a machine up",
+    r"(\.|source) \S+/activate$": "sets a shell up",
+    r"python scripts/matrix\.py": "takes an hour, each night",
     r"python -m launcher\.data\.prepare ": "downloads data",
     r"curl http://127": "asks a run that goes on",
     r"(tensorboard|wandb|mlflow) ": "serves until it is stopped",
@@ -53,6 +62,7 @@ SHORTENED = {
     r"--gin_file=resnet_cpu\.gin": "--gin_param='train.steps = 20' --gin_param='resnet.depth = 8'",
     r"--gin_file=(lm|lstm|transformer)_cpu\.gin": "--gin_param='train.steps = 2'",
 }
+ARGUMENTS_OF_FIT = set(inspect.signature(fit).parameters) | set(FitSettings.__annotations__)
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n[1-2]",
@@ -224,6 +234,28 @@ def test_commands_of_the_page_are_accepted(page, folder, monkeypatch):
                 check_worker(own[1])
             else:
                 check_job(own[1], monkeypatch)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_bindings_and_arguments_of_fit_that_sentences_name_are_accepted(page):
+    wrong = []
+    for span in pages.spans(ROOT / page):
+        # A letter stands for a number, and some names must be bound beside others (vocab_size).
+        if re.fullmatch(r"(?!layer\.)[A-Za-z_][\w.]*\.\w+ = \S.*", span) and not re.search(r"…|= [A-Z]$", span):
+            try:
+                loading.load_bindings(["resnet_cpu.gin"], [span])
+            except UsageError as error:
+                if "required and not bound" not in str(error):
+                    wrong.append(f"{span}: {error}")
+            finally:
+                gin_bindings.reset()
+    sources = [block.text for block in pages.blocks(ROOT / page) if block.language == "python"]
+    sources += [span for span in pages.spans(ROOT / page) if re.fullmatch(r"launcher\.fit\([^…]+\)", span)]
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "launcher.fit":
+            unknown = {one.arg for one in node.keywords if one.arg} - ARGUMENTS_OF_FIT
+            wrong += [f"launcher.fit({name}=)" for name in sorted(unknown)]
+    assert wrong == []
 
 
 def test_command_that_no_test_runs_is_found(tmp_path):

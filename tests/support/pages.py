@@ -125,6 +125,12 @@ def prose(page: Path) -> str:
     return re.sub(r"(`+)[^`].*?\1", "", text)
 
 
+def spans(page: Path) -> list[str]:
+    """What stands in backquotes within sentences and tables."""
+    text = re.sub(r"^(`{3,}).*?^\1", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [one.replace("\\|", "|") for one in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)]
+
+
 def links(page: Path) -> list[str]:
     """Targets of the links and pictures of a page, in Markdown and in HTML."""
     text = prose(page)
