@@ -38,7 +38,8 @@ JAX_CUDA13 = ["jax[cuda13]>=0.10.2; python_version >= '3.11'"]
 # train.sinks = [@MlflowSink()]; the skinny one lacks what its database needs.
 MLFLOW = ["mlflow-skinny>=2.20", "alembic>=1.10", "sqlalchemy>=1.4"]
 WANDB = ["wandb>=0.19"]  # train.sinks = [@WandbSink()]
-DOCS = ["mkdocs>=1.6", "mkdocs-material>=9.6"]  # the pages as a site: mkdocs.yml
+# The pages as a site: mkdocs.yml. Its makers keep Material for MkDocs up until May 2027; Zensical follows it.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10"]
 NOTEBOOK = ["cloudpickle>=2.2"]  # launcher.fit(..., workers=N): what cells define, sent to other processes
 TEXT = [
     "babel>=2.12",  # names of days, months and currencies in spoken_numbers

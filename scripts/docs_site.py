@@ -48,7 +48,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     elif page.file.src_uri.startswith(("benchmarks/", "docs/reference_", "docs/architecture", "CONTRIBUTING")):
         page.meta["search"] = {"boost": 0.3}
-    return indented(re.sub(r"<!-- (result: .*?)?-->", "", markdown))
+    return indented(re.sub(r"(?<!`)<!-- ((result|table|Written).*?)?-->(?!`)", "", markdown))
 
 
 def indented(text: str) -> str:
