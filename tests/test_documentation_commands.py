@@ -249,7 +249,7 @@ def test_bindings_and_arguments_of_fit_that_sentences_name_are_accepted(page):
                     wrong.append(f"{span}: {error}")
             finally:
                 gin_bindings.reset()
-    sources = [block.text for block in pages.blocks(ROOT / page) if block.language == "python"]
+    sources = [block.text for block in pages.blocks(ROOT / page) if (block.language, block.note) == ("python", "")]
     sources += [span for span in pages.spans(ROOT / page) if re.fullmatch(r"launcher\.fit\([^…]+\)", span)]
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "launcher.fit":
