@@ -22,6 +22,8 @@ Where it is not equal, Keras trains once more from first weights that are change
 differs from itself by is how much of any difference is rounding. Where there is an Embedding, it trains again with
 dense gradients of it, as Launcher's are: rows that occur twice in a batch are added up before they are squared.
 
+With `--lint=mixed_bfloat16` nothing is trained: what `launcher.lint` says of the models, built under that policy.
+
 With `--times=5` nothing is compared but seconds, wall and processor's, of all calls of `fit`, in so many rounds in
 turns: Keras's, and Launcher's by `python EXAMPLE`. Imports are done before, and no model is evaluated first.
 
@@ -320,6 +322,24 @@ def timed(folder: Path, name: str, rounds: int, seconds: float) -> dict[str, Any
     return found
 
 
+def linted(folder: Path, name: str, policy: str, seconds: float) -> dict[str, Any]:
+    """What `launcher.lint` says of the models that an example calls `fit` of, under a dtype policy."""
+    entry = made_up.ENTRIES.get(Path(name).stem, made_up.Entry())
+    try:
+        program = rewritten((folder / name).read_text(encoding="utf-8"), entry)
+    except ValueError as error:
+        return {"example": name, "left_out": str(error)}
+    with tempfile.TemporaryDirectory(prefix="published_") as place:
+        set_policy = f"import keras; keras.config.set_dtype_policy({policy!r})\n"
+        path, lines = _written(place, name, set_policy + program), Path(place, "lines")
+        os.environ["PUBLISHED_LINT"] = str(lines)
+        one = in_fork(path, Path(name).stem, 0, 1, seconds, 0, "keras")
+        del os.environ["PUBLISHED_LINT"]
+        if not lines.exists():
+            return {"example": name, "left_out": one.get("error", "")}
+        return {"example": name, "lines": [*dict.fromkeys(lines.read_text().splitlines())]}
+
+
 def _written(place: str, name: str, program: str) -> Path:
     path = Path(place, "published", Path(name).name)
     path.parent.mkdir()
@@ -390,6 +410,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="and on so many workers")
     parser.add_argument("--again", action="store_true", help="and twice in one folder, with another rate")
     parser.add_argument("--times", type=int, default=0, help="rounds in which only seconds are taken")
+    parser.add_argument("--lint", default="", help="a dtype policy under which models are only looked at")
     parser.add_argument("--seconds", type=float, default=300.0, help="for one training")
     parser.add_argument(
         "--lines", type=Path, help="where JSON lines are added, and read: what is there is not run again"
@@ -411,6 +432,10 @@ def main() -> None:
         if re.search(r"\.fit\(", (options.folder / path).read_text(encoding="utf-8"))
         and (not options.only or any(part in path for part in options.only))
     ]
+    if options.lint:
+        for name in chosen:
+            print(json.dumps(linted(options.folder, name, options.lint, options.seconds)), flush=True)
+        return
     if options.times:
         rows = []
         for name in chosen:

@@ -281,6 +281,27 @@ def _evaluate_first(model: Any, args: Sequence[Any], arguments: dict[str, Any]) 
             model.evaluate(*args[:2], **given, steps=arguments.get("steps_per_epoch"), verbose=0)
 
 
+def _linted(model: Any, args: Sequence[Any], arguments: dict[str, Any]) -> Any:
+    """Writes what `launcher.lint` says of a model on its first batch, and trains nothing."""
+    import tensorflow as tf
+
+    import launcher
+
+    _evaluate_first(model, args, arguments)  # which builds it
+    x = args[0] if args else arguments.get("x")
+    if isinstance(x, tf.data.Dataset):
+        x = next(iter(x))
+        x = x[0] if isinstance(x, tuple) else x
+    try:
+        found = launcher.lint(model, x if "numpy" in f"{type(x)}" or isinstance(x, tf.Tensor | dict | list) else None)
+        lines = [f"{one.rule}: {one}" for one in found]
+    except Exception as error:
+        lines = [f"{type(error).__name__}: {error}"]
+    with Path(os.environ["PUBLISHED_LINT"]).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines or ["-"])
+    return mock.MagicMock()
+
+
 def _raised(fit: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any]) -> str:
     """What comes out of a fit of which a callback raises an exception of its own."""
     import keras
@@ -339,6 +360,8 @@ def _published_fit(model: Any, *args: Any, **arguments: Any) -> Any:
     again = "PUBLISHED_AGAIN" in os.environ
     if again and hasattr(getattr(model.optimizer, "learning_rate", None), "assign"):
         model.optimizer.learning_rate = 2.0 * float(model.optimizer.learning_rate)
+    if "PUBLISHED_LINT" in os.environ:
+        return _linted(model, args, arguments)
     is_timed = "PUBLISHED_TIMED" in os.environ
     if not is_timed:  # else Keras's graph of a validation would be there
         _evaluate_first(model, args, arguments)

@@ -129,13 +129,14 @@ if _STARTS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
     signal.signal(signal.SIGTERM, leave)
 
 # What Python programs use, each with the module that it is imported from when it is first used.
-__all__ = ["fit", "load"]
-_LAZY = {"fit": "launcher.modes.fit", "load": "launcher.serving.model_file"}
+__all__ = ["fit", "lint", "load"]
+_LAZY = {"fit": "launcher.modes.fit", "lint": "launcher.run.layer_lint", "load": "launcher.serving.model_file"}
 _BEFORE = "launcher.machine.tensorflow_import"  # says what to install, before a module needs what an old Keras lacks
 _ENDING = "launcher.errors.excepthook"
 TYPE_CHECKING = False  # but for checkers and editors, which know the name
 if TYPE_CHECKING:
     from launcher.modes.fit import fit as fit
+    from launcher.run.layer_lint import lint as lint
     from launcher.serving.model_file import load as load
 else:
 

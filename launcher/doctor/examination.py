@@ -45,6 +45,7 @@ CHECKS = (
     tensorflow_checks.gpus,
     tensorflow_checks.recipe,
     tensorflow_checks.data,
+    tensorflow_checks.model,
     collective.collective,
 )
 

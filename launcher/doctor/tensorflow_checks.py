@@ -110,6 +110,18 @@ def data(context: Context) -> Iterator[Finding]:
         yield ok(f"{answer.values['name']} is there" + (f", {count:,} training examples" if count else ""))
 
 
+@check("the recipe's model meets no trap of docs/traps.md")
+def model(context: Context) -> Iterator[Finding]:
+    _need_recipe(context)
+    answer = context.says("model")
+    if answer.problem:
+        raise Skip(f"the model cannot be looked at: {answer.problem}")
+    if not answer.values["traps"]:
+        yield ok(f"{answer.values['model']} meets no trap that its layers and optimizer show")
+    for trap in answer.values["traps"]:
+        yield warn(f"{trap['path']}: {trap['text']}", trap["fix"])
+
+
 def _need_recipe(context: Context) -> None:
     if not context.request.gin_file:
         raise Skip("no --gin_file")

@@ -131,10 +131,24 @@ def _jax_gpus(request: dict[str, Any]) -> dict[str, Any] | None:
     return {"model": gpus.all[0].device_kind, "count": count, "bytes": gpus.memory_bytes}
 
 
+def _model(request: dict[str, Any]) -> dict[str, Any] | None:
+    """Traps that the recipe's model meets, of which no large weight is given a value; None where nobody asks."""
+    if "recipe" not in request or (request["doctor_checks"] and "model" not in request["doctor_checks"]):
+        return None
+    from launcher.run import layer_lint, loading, session
+    from launcher.runtime import initial_values
+
+    recipe, here = request["recipe"], loading.Machine(environ={}, strategy="one_device", connect=False)
+    with gin_bindings.usage_errors(), initial_values.left_out(), initial_values.scope(None):
+        model = session.model_of(recipe, policy=here.plan_of(recipe).policy, seed=0)
+        found = layer_lint.of_run(model, recipe.task, measured=True)
+        return {"model": model.name, "traps": [dataclasses.asdict(one) for one in found]}
+
+
 # By name, in the order in which they are taken.
 TOPICS = {
     topic.__name__.removeprefix("_"): topic
-    for topic in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _jax_gpus)
+    for topic in (_import, _build, _devices, _recipe, _data, _model_dir, _gpus, _jax_gpus, _model)
 }
 
 

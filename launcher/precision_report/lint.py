@@ -59,9 +59,8 @@ def lint(built: Session, graph: tf.compat.v1.GraphDef, seen: Iterable[str]) -> l
     """
     policy = built.plan.policy
     found = [
-        *layer_lint.lint(built.model, built.plan.recipe.task),
+        *layer_lint.of_run(built.model, built.plan.recipe.task, measured=True),
         *narrow_operations(graph),
-        *narrow_weights(built.model),
         *outside_scope(built.runtime.host.strategy, built.model),
         *needless_scale(built.plan.loss_scale, policy),
         *overrides(built.model, policy),
@@ -101,21 +100,6 @@ def unseen(model: keras.Model, seen: Iterable[str]) -> Iterator[LintFinding]:
                 fix="turn rematerialisation off for the report (train.rematerialize = False); the gradients of the "
                 "layer's weights are there all the same",
             )
-
-
-def narrow_weights(model: keras.Model) -> Iterator[LintFinding]:
-    """Variables that are stored in 16 bits."""
-    for variable in model.variables:
-        dtype = tf.dtypes.as_dtype(variable.dtype)
-        if dtype not in _NARROW:
-            continue
-        what, loses = "statistic", "a moving average stops moving"
-        fix = "give the layer a mixed policy or dtype='float32'"
-        if variable.trainable:
-            what, loses = "weight", "updates below its last place are lost"
-            fix = "use the policy mixed_float16 or mixed_bfloat16, which keeps weights in float32"
-        text = f"the {what} is stored as {dtype.name}: {loses}"
-        yield LintFinding(rule=f"{what}s in 16 bits", path=variable.path, text=text, fix=fix)
 
 
 def outside_scope(strategy: tf.distribute.Strategy, model: keras.Model) -> Iterator[LintFinding]:

@@ -65,7 +65,7 @@ def describe(
     task = resolved.recipe.task
     more = [
         *task.notes(model, resolved.strategy.accelerator),
-        *(f"{one.path}: {one.text}; {one.fix}" for one in layer_lint.lint(model, task)),
+        *map(str, layer_lint.of_run(model, task)),
     ]
     for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note

@@ -159,7 +159,7 @@ class KerasTask(Task):
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
                     if structure.shapes != structures[0].shapes:
                         raise
-                    x, y, weight = self._first_batch()
+                    x, y, weight = self.first_batch()
                     try:
                         outputs = model(x, training=False)
                     except _ERRORS as second:  # maybe of what the first has left half built
@@ -253,11 +253,11 @@ class KerasTask(Task):
         return sum((tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank), tf.zeros([]))
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
-        x, y, weight = self._first_batch()
+        x, y, weight = self.first_batch()
         with kept_states(model):
             return x, y, _call(model, x, False), weight
 
-    def _first_batch(self) -> tuple[Any, Any, Any]:
+    def first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
         data = self.data()
         size = data.batch_size if isinstance(data, DataInTurn) else self.tried

@@ -57,6 +57,32 @@ def test_a_machine_whose_data_set_is_not_prepared(run_launcher, tmp_path):
     assert not list(tmp_path.glob("**/.doctor-*"))
 
 
+TRAPPED = """
+import keras, launcher, numpy as np
+keras.config.set_dtype_policy("mixed_bfloat16")
+
+def build():
+    body = [keras.layers.Masking(-9999.0, name="mask"), keras.layers.LSTM(4), keras.layers.Dense(1, dtype="float32")]
+    model = keras.Sequential([keras.Input((6, 2)), *body])
+    model.compile("sgd", "mse")
+    return model
+
+x = np.zeros((8, 6, 2), np.float32)
+x[:, 4:] = -9999.0
+launcher.fit(build, (x, x[:, :1, 0]), batch_size=8)
+"""
+
+
+@pytest.mark.heavy
+def test_the_traps_of_a_programs_model_are_warnings_with_the_number_in_its_data(run_launcher, tmp_path):
+    (tmp_path / "program.py").write_text(TRAPPED)
+    done = run_launcher(*doctor("model"), "--gin_file=program.py")
+    (line,) = read(done)[0].pop("model")
+    assert done.returncode == 0 and line["status"] == "warn", done.stdout
+    assert line["seen"].startswith("sequential/mask: ") and "0 of the 16 steps in a batch" in line["seen"]
+    assert line["fix"] == "give the layer dtype='float32'"
+
+
 @pytest.mark.heavy
 def test_two_doctors_side_by_side_reduce_over_both(run_workers):
     checks = doctor("cluster", "peers", "agreement", "collective")

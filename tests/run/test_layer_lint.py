@@ -26,7 +26,7 @@ class LookedUp(keras.Model):
 
     def __init__(self, head: keras.layers.Layer):
         super().__init__(name="own")
-        self.table, self.head = layers.Embedding(1000, 4, name="table"), head
+        self.table, self.head = layers.Embedding(5000, 4, name="table"), head
 
     def call(self, ids):
         return self.head(self.table(ids))
@@ -48,7 +48,7 @@ def found(make, *, policy="mixed_float16", inputs="float32") -> dict[str, str]:
     keras.config.set_dtype_policy(policy)
     try:
         task = types.SimpleNamespace(example=(tf.zeros([1, 5, 1], inputs), None, None, None))
-        return {one.rule: f"{one.path}: {one.text}" for one in layer_lint.lint(make(), task)}
+        return {one.rule: f"{one.path}: {one.text}" for one in layer_lint.of_run(make(), task)}
     finally:
         keras.config.set_dtype_policy("float32")
 
@@ -72,11 +72,11 @@ POOLED = [layers.GlobalAveragePooling1D, lambda: dense(dtype="float32")]
             lambda: sequential(dense(functools.partial(keras.activations.elu, alpha=2.0))),
         ),
         ("head", "last", "8.3", lambda: sequential(Named("sigmoid")), lambda: sequential(Named("relu"))),
-        ("head", "last", "8.3", lambda: LookedUp(dense("softmax")), lambda: LookedUp(dense("softmax", "float32"))),
+        ("head", "last", "16", lambda: LookedUp(dense("softmax")), lambda: LookedUp(dense("softmax", "float32"))),
         (
             "head",
             "soft",
-            "8.3",
+            "16",
             lambda: sequential(dense(), layers.Softmax(name="soft")),
             lambda: sequential(dense("sigmoid"), layers.Dense(1, dtype="float32")),
         ),
@@ -114,7 +114,10 @@ def test_a_rule_names_the_layer_and_the_number_and_is_silent_elsewhere(rule, pat
 
 def test_the_numbers_are_those_of_the_dtype():
     texts = found(lambda: LookedUp(dense()), policy="mixed_bfloat16")
-    assert "above 256 " in texts["ids in 16 bits"]
+    assert "above 256" in texts["ids in 16 bits"]
+    many = found(lambda: sequential(layers.Dense(65520, "softmax"), size=(1,)))
+    assert "of 65520 equal logits each share is 0" in many["head in 16 bits"]
+    assert float(np.float16(1 / 65520)) > 0 == float(np.float16(1) / np.float16(65520))  # the sum of ones is infinite
     assert not found(lambda: LookedUp(dense(dtype="float32")), policy="mixed_bfloat16", inputs="int32")
     assert {"sentinel in 16 bits"} == set(
         found(lambda: sequential(layers.Masking(-999.0), dense("relu", "float32")), policy="mixed_bfloat16")
