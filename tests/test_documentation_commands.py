@@ -25,9 +25,6 @@ from launcher.config import gin_bindings
 from launcher.config.gin_files import Import, find_file, read_file
 from launcher.errors import UsageError
 from launcher.main import parse
-from launcher.modes.fit import fit
-from launcher.modes.fit_settings import FitSettings
-from launcher.run import loading
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +59,6 @@ SHORTENED = {
     r"--gin_file=resnet_cpu\.gin": "--gin_param='train.steps = 20' --gin_param='resnet.depth = 8'",
     r"--gin_file=(lm|lstm|transformer)_cpu\.gin": "--gin_param='train.steps = 2'",
 }
-ARGUMENTS_OF_FIT = set(inspect.signature(fit).parameters) | set(FitSettings.__annotations__)
 SLURM = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NODELIST": "n[1-2]",
@@ -238,6 +234,11 @@ def test_commands_of_the_page_are_accepted(page, folder, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_bindings_and_arguments_of_fit_that_sentences_name_are_accepted(page):
+    from launcher.modes.fit import fit
+    from launcher.modes.fit_settings import FitSettings
+    from launcher.run import loading
+
+    known = {*inspect.signature(fit).parameters, *FitSettings.__annotations__}
     wrong = []
     for span in pages.spans(ROOT / page):
         # A letter stands for a number, and some names must be bound beside others (vocab_size).
@@ -253,7 +254,7 @@ def test_bindings_and_arguments_of_fit_that_sentences_name_are_accepted(page):
     sources += [span for span in pages.spans(ROOT / page) if re.fullmatch(r"launcher\.fit\([^…]+\)", span)]
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "launcher.fit":
-            unknown = {one.arg for one in node.keywords if one.arg} - ARGUMENTS_OF_FIT
+            unknown = {one.arg for one in node.keywords if one.arg} - known
             wrong += [f"launcher.fit({name}=)" for name in sorted(unknown)]
     assert wrong == []
 
