@@ -23,6 +23,7 @@ from launcher.machine.devices import Devices, Gpu, GpuOptions, StrategyPlan, dis
 from launcher.machine.runtime_kinds import PJRT
 from launcher.machine.tensorflow_import import without_early_log
 
+NEEDS_MORE = "of each device's memory"  # in the message on a compiled step that does not fit
 _FLAG = PJRT.flag
 # How much of a GPU JAX takes, where the user says it; the first is the name that newer versions know alone.
 _MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")

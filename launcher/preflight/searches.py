@@ -37,7 +37,7 @@ def examine_auto(examiner: Examiner, case: Case) -> SliceFinding:
         if finding and not in_groups(finding, finding.plan.per_replica_batch_size // (setting.microbatches or 1)):
             continue
         finding = examiner.examine(case.changed(*setting.bindings))
-        plan = memory_trial.settled(finding.plan, setting, settings[:place], "did not fit")
+        plan = memory_trial.settled(finding.plan, setting, settings[:place])
         finding = dataclasses.replace(finding, plan=plan)
         if finding.hbm is None or finding.fits:
             return finding

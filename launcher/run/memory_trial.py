@@ -1,7 +1,8 @@
 """`train.microbatches = 'auto'` and `train.rematerialize = 'auto'`: what makes a step fit, tried on the device.
 
 Each worker lets a child process take two steps of the run, with its own replicas alone, at the setting that costs
-least, then at the next. Where memory runs out, only the child ends. All workers then take what is enough for each.
+least, then at the next. Where memory runs out, only the child ends; JAX's runtime says of a step that it has compiled
+whether it fits, and runs none that does not. All workers then take what is enough for each.
 
     python -m launcher.run.memory_trial FOLDER
 """
@@ -20,6 +21,8 @@ import numpy as np
 from launcher.config import gin_bindings
 from launcher.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from launcher.machine import child_process
+from launcher.machine.jax_devices import NEEDS_MORE
+from launcher.machine.runtime_kinds import KINDS
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.plan import RunPlan
@@ -30,7 +33,8 @@ _STEPS = 2  # the second has the optimizer's state beside it
 # Leans on TensorFlow, XLA, CUDA: what runs out of memory says one of these words. Noticed by
 # tests/run/test_memory_trial.py. Then: add the new words; until then `'auto'` ends with the error itself.
 _OUT_OF_MEMORY = re.compile(
-    r"ResourceExhausted|RESOURCE_EXHAUSTED|MemoryError|bad_alloc|out of memory|ALLOC_FAILED|Cannot allocate memory",
+    r"ResourceExhausted|RESOURCE_EXHAUSTED|MemoryError|bad_alloc|out of memory|ALLOC_FAILED|Cannot allocate memory|"
+    + NEEDS_MORE,
     re.IGNORECASE,
 )
 
@@ -65,15 +69,15 @@ def is_open(plan: RunPlan) -> bool:
     return "auto" in (plan.recipe.microbatches, plan.recipe.rematerialize)
 
 
-def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting], failed: str) -> RunPlan:
-    """The plan with a setting, and why it is this one: of those `before` it is said that they `failed`."""
+def settled(plan: RunPlan, setting: Setting, before: Sequence[Setting]) -> RunPlan:
+    """The plan with a setting, and why it is this one: those `before` did not fit."""
     fewer = ", ".join(str(earlier.microbatches) for earlier in before if earlier.rematerialize == setting.rematerialize)
     if setting.microbatches is not None:
-        why = f"auto: {fewer} {failed}" if fewer else "auto: one is enough"
+        why = f"auto: {fewer} did not fit" if fewer else "auto: one is enough"
         plan = dataclasses.replace(plan, microbatches=setting.microbatches, microbatches_why=why)
     if setting.rematerialize is not None:
         without = "all numbers of microbatches" if setting.microbatches is not None else "the step"
-        why = f"auto: without it, {without} {failed}" if setting.rematerialize else "auto: the step fits without"
+        why = f"auto: without it, {without} did not fit" if setting.rematerialize else "auto: the step fits without"
         plan = dataclasses.replace(plan, rematerialize=setting.rematerialize, rematerialize_why=why)
     return plan
 
@@ -93,8 +97,6 @@ def decide(
     """
     names = [name for name in Setting._fields if getattr(plan.recipe, name) == "auto"]
     told = " and ".join(f"train.{name} = 'auto'" for name in names)
-    if plan.strategy.runtime.has_devices:
-        raise UsageError(f"{told}: {plan.strategy.runtime.flag} tries nothing: bind what --mode=preflight finds")
     if plan.strategy.accelerator == "tpu":
         raise UsageError(f"{told}: a TPU is open to one process only: let --mode=preflight find it, and bind that")
     if not gin_files:
@@ -114,18 +116,19 @@ def decide(
             what, more = f"not even {count} microbatches of one example fit{with_it}", ""
         size, devices = plan.recipe.global_batch_size, ", ".join(plan.strategy.devices)
         raise UsageError(f"train.global_batch_size = {size}: {what} in the memory of {devices}{more}")
-    return settled(plan, setting, choices[: choices.index(setting)], "ran out of memory")
+    return settled(plan, setting, choices[: choices.index(setting)])
 
 
 def _request(plan: RunPlan, setting: Setting, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, object]:
     """The request to a child for steps of this worker's replicas alone, with the batch of each as it is."""
-    local = plan.strategy.local_replicas
+    local, runtime = plan.strategy.local_replicas, plan.strategy.runtime
     batch = plan.per_replica_batch_size * local
     bindings = (*setting.bindings, f"train.global_batch_size = {batch}", f"train.eval_batch_size = {batch}")
     return {
         "gin_files": [*gin_files],
         "gin_params": [*gin_params, *bindings],
-        "strategy": "mirrored" if local > 1 else "one_device",
+        "engine": runtime.name,
+        "strategy": None if runtime.has_devices else "mirrored" if local > 1 else "one_device",
         "replicas": local,
         "seed": plan.seed,
         "deterministic": plan.deterministic,
@@ -148,11 +151,11 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
     """
     if plan.cluster.num_workers == 1:
         return plan, mine
-    runtime = session.tf_runtime(plan)
+    runtime = plan.strategy.runtime.make(plan)
     needs = [mine is None, *(int(value or 0) for value in mine or Setting())]
     found = runtime.workers.gather(needs, worker=plan.cluster.index, num_workers=plan.cluster.num_workers)
     nothing, *most = np.rint(found.max(axis=0)).astype(int).tolist()
-    plan = dataclasses.replace(plan, made=runtime)
+    plan = dataclasses.replace(plan, made=runtime.host)
     if nothing:
         return plan, None
     return plan, next(setting for setting in settings(plan) if [int(value or 0) for value in setting] == most)
@@ -161,10 +164,11 @@ def _enough_for_all(plan: RunPlan, mine: Setting | None) -> tuple[RunPlan, Setti
 def main(argv: Sequence[str]) -> int:
     """Takes the steps of a request; what ends it before they are done is printed."""
     request = child_process.request_in(argv[1])
-    recipe = request.pop("gin_files"), request.pop("gin_params")
+    recipe, engine = (request.pop("gin_files"), request.pop("gin_params")), KINDS[request.pop("engine")]
+    of_devices = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "JAX_", "XLA_"))}
     try:
         with gin_bindings.usage_errors():
-            plan = Machine(environ={}, **request).resolve(*recipe)
+            plan = Machine(environ=of_devices, runtime=engine, **request).resolve(*recipe)
             trainer = session.build(plan).trainer
             batches = trainer.batches(plan.data)
             for _ in range(_STEPS):

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
+from launcher.machine import xla
 from launcher.optimizers.several import Optimizers
 from launcher.step import gradients, overflow
 from launcher.step.clipping import Clipping
@@ -61,7 +62,8 @@ class OwnStep:
         applications = Applications(self._parts, num_real, looks_only=looks_only)
         applications.keep(self._assigned)
         set_seeds(self._seeds, self._parts.config, tf.convert_to_tensor(self._parts.counters.step))
-        loss, metrics = self._task.train_step(batch, applications.tracing(self._task.own_steps))
+        with xla.compiling(self._parts.config.compiled and not looks_only):
+            loss, metrics = self._task.train_step(batch, applications.tracing(self._task.own_steps))
         num_uses, expected = applications.num_uses, self._parts.optimizer.num_uses
         if num_uses != expected:
             raise UsageError(

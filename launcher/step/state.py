@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -34,6 +34,7 @@ class State:
     def __init__(self, runtime: Runtime, parts: StepParts):
         self._runtime, self._loss_scale, self.model = runtime, parts.loss_scale, parts.model
         self._optimizer, self._ema, self._counters = parts.optimizer, parts.ema, parts.counters
+        self._assigned = parts.task.step_assigns or ()
         self.scaling = precision.recorded(keras.config.dtype_policy().name, parts.loss_scale)
         self._divided = of_model(parts.model, parts.config.shards, [one.variable for one in parts.statistics])
         self._shards = {id(held): shard for held, shard in [*self._optimizer.slot_shards, *self._ema.shards]}
@@ -69,7 +70,7 @@ class State:
         named = self.variables()
         if self._counters.limits is not None:
             named[LIMITS] = self._counters.limits
-        return with_unsaved(self.model, named)
+        return _with_unsaved((*self.model.variables, *self._assigned), named)
 
     def stand_ins(self) -> dict[str, str]:
         """Averages that another run may have although this one has not, or the other way round, as each run averages
@@ -202,10 +203,10 @@ def weight_names(model: keras.Model) -> dict[str, keras.Variable]:
     return named
 
 
-def with_unsaved(model: keras.Model, named: Mapping[str, Variable]) -> dict[str, tf.Variable]:
-    """Variables by their names, and what else the model has, such as the states of seed generators."""
+def _with_unsaved(others: Sequence[keras.Variable], named: Mapping[str, Variable]) -> dict[str, tf.Variable]:
+    """Variables by their names, and what others there are, such as the states of seed generators."""
     known, named = {id(variable) for variable in named.values()}, dict(named)
-    for variable in model.variables:
+    for variable in {id(one): one for one in others}.values():
         if id(variable) not in known:
             named[unique_name(f"{MODEL}{variable.path}", named)] = variable
     return {name: plain(variable) for name, variable in named.items()}

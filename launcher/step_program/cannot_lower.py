@@ -135,6 +135,15 @@ def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowe
     return CannotLowerError(f"{first}{at}", where=where)
 
 
+def of_unknown_size(location: str, graph: tf.Graph, model: keras.Model) -> CannotLowerError:
+    """The refusal of a tensor, made at a location of MLIR, that has as many rows as values say."""
+    name = location.split('"')[1]
+    where = op_source.line_of(op_source.user_lines(graph), name)
+    at = _at(where, op_source.layer_of(name, model))
+    why = f"how many rows a tensor has depends on values{at}; keep all rows, and give those that do not count weight 0"
+    return CannotLowerError(why, where=where)
+
+
 def _endless_loop(graph: tf.Graph) -> str | None:
     """The line of the first loop that keeps values for its gradient without knowing how many."""
     lines = op_source.user_lines(graph)

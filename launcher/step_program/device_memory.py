@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.errors import UsageError
+from launcher.machine.jax_devices import NEEDS_MORE
 from launcher.optimizers.weight_shards import bytes_of
 from launcher.reporting.units import bytes_text
 from launcher.step_program.lowering import StepProgram
@@ -35,6 +36,6 @@ def check(program: StepProgram, microbatches: int, offered: int, statistics: Any
     fits += [f"train.global_batch_size = {largest}"] if largest > 0 else []
     advice = f"{' or '.join(fits)} may fit" if fits else "train.shard divides the state among more devices"
     raise UsageError(
-        f"the step needs {bytes_text(needed)} of each device's memory, {bytes_text(state)} of it state, and JAX has "
+        f"the step needs {bytes_text(needed)} {NEEDS_MORE}, {bytes_text(state)} of it state, and JAX has "
         f"{bytes_text(offered)} there: {advice}; --mode=preflight --engine=pjrt finds what does"
     )

@@ -26,7 +26,7 @@ from launcher.run import session as session_lib
 from launcher.runtime import initial_values
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.runtime.traits import Held
-from launcher.step.state import weight_names, with_unsaved
+from launcher.step.state import MODEL
 from launcher.step_program import cannot_lower, graph_key, jax_parts, pod_module, tpu_random, weights_in_parts
 from launcher.step_program.pod_replica import PodReplica
 
@@ -172,7 +172,8 @@ def lower(
       microbatches: that are added up in a loop.
     """
     # In the graph because the step uses them, or because they are read here: every one is an argument.
-    named = held.all_variables() if trains else with_unsaved(held.model, weight_names(held.model))
+    named = held.all_variables()
+    named = named if trains else {name: one for name, one in named.items() if name.startswith(MODEL)}
     variables = list(named.values())
 
     # Specifications can be told from values only where each of them is an argument of its own.
@@ -217,6 +218,9 @@ def lower(
         values = [hashlib.sha256(one.tobytes()).digest() for one in constants.values()]
         key = graph_key.key_of(graph, arguments, results, divided, values, num_replicas, microbatches > 1, for_tpu)
         made = _read(compile_cache.kept(key, lambda: json.dumps(dataclasses.asdict(program()))))
+    unknown = None if for_tpu else pod_module.made_of_unknown_size(jax_parts.load(), made.stablehlo)
+    if unknown is not None:
+        raise cannot_lower.of_unknown_size(unknown, graph, held.model)
     return Lowered(
         program=made,
         variables=named,

@@ -20,12 +20,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from launcher.data.order import ALL_IN, LeftOut
-from launcher.data.pipeline import Batch, Shard
-from launcher.errors import UsageError
+from launcher.data.pipeline import WEIGHT, Batch, Shard
 from launcher.machine import jax_devices, xla
 from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
-from launcher.machine.runtime_kinds import PJRT
 from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
@@ -37,7 +35,9 @@ from launcher.runtime.traits import Held, Training, Traits, Variable
 from launcher.runtime.workers import Workers
 from launcher.step_program import device_arrays, device_memory, jax_parts, lowering, pod_module
 from launcher.step_program.device_arrays import Waits
+from launcher.step_program.host_batches import InTurn
 from launcher.step_program.lowering import Argument, Lowered
+from launcher.tasks.base import Task
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
@@ -51,16 +51,13 @@ def make(plan: RunPlan) -> PjrtRuntime:
     """The runtime of a plan of `jax_devices.plan`.
 
     Raises:
-      UsageError: JAX is missing or has other devices, or the recipe needs TensorFlow's own runtime.
+      UsageError: JAX is missing or has other devices.
       PeerError: a peer did not come.
     """
-    if plan.recipe.task.step_assigns is not None:
-        raise UsageError(
-            f"{PJRT.flag}: the model has a train_step of its own, which runs in TensorFlow alone; leave --engine out"
-        )
     return PjrtRuntime(
         jax_devices.start(plan.strategy, plan.cluster),
         session_lib.tf_runtime(plan),
+        task=plan.recipe.task,
         divides_weights=plan.recipe.shard == "all",
         as_stored=plan.finish_stored is not None,
         deterministic=plan.deterministic and plan.strategy.accelerator == "gpu",
@@ -72,6 +69,7 @@ class PjrtRuntime:
 
     Args:
       host: of one device, the host's CPU.
+      task: of the run; None for one whose model has no step of its own.
       divides_weights: each device has a part of the weights, too.
       as_stored: batches come as they are stored.
       deterministic: programs of GPUs give the same bits each time.
@@ -82,10 +80,12 @@ class PjrtRuntime:
         devices: JaxDevices,
         host: TfRuntime,
         *,
+        task: Task | None = None,
         divides_weights: bool = False,
         as_stored: bool = False,
         deterministic: bool = False,
     ):
+        self._task = task
         self.devices, self.host, self.num_replicas, self.holds = devices, host, len(devices.all), False
         self.deterministic, self._as_stored = deterministic, as_stored
         several = devices.num_processes > 1
@@ -107,14 +107,13 @@ class PjrtRuntime:
         return initial_values.scope(self.host.strategy, self.first_values)
 
     def batches(self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **about: Any) -> InTurn:
-        local = len(self.devices.local)
-        place: dict[str, Any] = {
-            "num_replicas": self.num_replicas,
-            "first_replica": self.devices.first,
-            "local_replicas": local,
-        }
+        first, local = self.devices.first, len(self.devices.local)
+        by_rows = self._task is not None and self._task.step_assigns is not None
+        place: dict[str, Any] = {"num_replicas": self.num_replicas, "first_replica": first, "local_replicas": local}
+        place = {"rows": 0} if by_rows else place
         shard = Shard(**{"seed": 0, **about, **place, "as_stored": self._as_stored})
-        return InTurn(batches_of_host(make, shard, left_out), local)
+        dataset = batches_of_host(make, shard, left_out)
+        return InTurn(dataset, range(first, first + local), divided_by=self.num_replicas if by_rows else None)
 
     def loop(self, function: Callable[[Batch], tf.Tensor], training: Training | None = None) -> PjrtLoop:
         return PjrtLoop(self, function, training)
@@ -318,19 +317,23 @@ class PjrtLoop(_OnDevices):
         return run
 
     def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
-        runtime, program, state = self.runtime, cast(Program, None), State()  # of the first batch
-        rows, put, waits = list[Any](), deque[dict[str, Any]](), Waits(runtime.batch, runtime.arriving, runtime.waiting)
+        runtime, program, state = self.runtime, cast(Program, None), State()
+        waits = Waits(runtime.batch, runtime.arriving, runtime.waiting)
+        rows, put, of_rows = list[Any](), deque[tuple[Program, dict[str, Any]]](), dict[int, Program]()
         try:
             for number in range(count):
                 # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
                 while number + len(put) < min(number + 2, count):
                     parts, batch = waits.of_next(batches, rows[-1:])
-                    put.append(batch)
-                    program = program or self.program_for(parts)
-                if not held:
-                    held |= runtime.taken(program)
-                state = state or program.state(held)
-                rows.append(program(state, put.popleft()))
+                    if (size := len(parts[0][WEIGHT])) not in of_rows:
+                        of_rows[size] = self.program_for(parts)
+                    put.append((of_rows[size], batch))
+                before, (program, batch) = program, put.popleft()
+                if program is not before:
+                    held |= zip(before.changed, state[0], strict=True) if state else ()
+                    held |= {} if held else runtime.taken(program)
+                    state = program.state(held)
+                rows.append(program(state, batch))
                 waits.of_step(rows[-1])
                 if number >= _AHEAD:
                     device_arrays.wait(rows[number - _AHEAD])
@@ -363,46 +366,6 @@ class PjrtRows(_OnDevices):
                 return tf.nest.pack_sequence_as(program.structure, [jax_devices.whole(one) for one in found])
 
         return answer
-
-
-@dataclasses.dataclass(frozen=True)
-class InTurn:
-    """The batches of one replica after the other, for all `local` ones of this process at once."""
-
-    dataset: tf.data.Dataset
-    local: int
-
-    @property
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
-        return self.dataset.element_spec
-
-    def __iter__(self) -> _Turns:
-        return _Turns(iter(self.dataset), self.local, self.element_spec)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Turns:
-    parts: tf.data.Iterator
-    local: int
-    element_spec: dict[str, tf.TensorSpec]
-
-    def __iter__(self) -> _Turns:
-        return self
-
-    def __next__(self) -> list[dict[str, np.ndarray]]:
-        return [dict(zip(self._names, map(np.asarray, self._take()), strict=True)) for _ in range(self.local)]
-
-    @functools.cached_property
-    def _names(self) -> list[str]:
-        return sorted(self.element_spec)
-
-    @functools.cached_property
-    def _take(self) -> Callable[[], Sequence[tf.Tensor]]:
-        """What `next` calls, which takes three times as long as this by putting the structure together."""
-        (resource,) = tf.nest.flatten(self.parts, expand_composites=True)
-        specs = [self.element_spec[name] for name in self._names]
-        given = {"output_types": [one.dtype for one in specs], "output_shapes": [one.shape for one in specs]}
-        return functools.partial(tf.raw_ops.IteratorGetNext, iterator=resource, **given)
 
 
 def spec_of(axis: int | None) -> Any:

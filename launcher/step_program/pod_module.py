@@ -117,6 +117,18 @@ def operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
     return found
 
 
+def made_of_unknown_size(jax: JaxParts, text: str) -> str | None:
+    """The location of the first operation whose result has a size that only values tell; None where there is none."""
+    if "tensor<?" not in text:
+        return None
+    with jax.new_context():
+        module = jax.ir.Module.parse(text)
+        for one in operations(jax, module):
+            if any("tensor<?" in str(result.type) for result in one.results):
+                return str(one.location)
+    return None
+
+
 def _fold_copies(jax: JaxParts, module: Any) -> None:
     """Takes out HLO's copies, for which StableHLO has no operation."""
     for copy in operations(jax, module, "mhlo.copy"):

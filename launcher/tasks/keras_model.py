@@ -330,9 +330,9 @@ class KerasTask(Task):
 
     def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""
-        context, rows = tf.distribute.get_replica_context(), batch[WEIGHT].shape[0]
-        if rows is None or rows * context.num_replicas_in_sync != self._structure(batch).rows:  # it may be a short one
-            batch = without_padding(batch)
+        rows, replicas = batch[WEIGHT].shape[0], tf.distribute.get_replica_context().num_replicas_in_sync
+        are_real = xla.is_compiling() or (rows is not None and rows * replicas == self._structure(batch).rows)
+        batch = batch if are_real else without_padding(batch)
         x, y, weight = self._packed(batch)
         if training and self._class_weight:
             weight = class_weights(y, self._class_weight, weight)

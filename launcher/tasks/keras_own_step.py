@@ -45,7 +45,7 @@ class OwnSteps:
     def __init__(self, model: keras.Model, example: Callable[[], Any]):
         self._model, self._example = model, example
         self.seeds = keras.random.SeedGenerator(0)
-        self.assigned: list[keras.Variable] = []
+        self._assigned: list[keras.Variable] = []
         self.has_sums = False
         self._uses: Uses = []
         before, uses = len(model.variables), self.uses()
@@ -90,7 +90,7 @@ class OwnSteps:
             )
         counted = {id(variable) for variable in self._model.metrics_variables}
         if step == "train_step":
-            self.assigned = [variable for variable in own if id(variable) not in counted]
+            self._assigned = [variable for variable in own if id(variable) not in counted]
         return uses
 
     @dropout.exact()
@@ -123,6 +123,11 @@ class OwnSteps:
     def evaluated(self, data: Any, num_real: tf.Tensor) -> Sums:
         """Traces a step of evaluation."""
         return self.run(data, Tracing(apply=_refuse, num_real=num_real, seeds=self.seeds), training=False)
+
+    @property
+    def assigned(self) -> list[keras.Variable]:
+        """What they assign, but what an optimizer does."""
+        return [*self._assigned, *self._states, self.seeds.state]
 
     @property
     def notes(self) -> list[str]:

@@ -11,6 +11,7 @@ from places import PYTHONPATH
 
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
+from launcher.machine.runtime_kinds import PJRT
 from launcher.run import memory_trial
 from launcher.run.memory_trial import Setting
 
@@ -76,8 +77,8 @@ def test_all_workers_take_what_is_enough_for_each_of_them(run_workers, tmp_path)
     command = ("--mode=train", f"--gin_file={recipe}")
     chief, other = run_workers(2, *command, f"--model_dir={tmp_path}/tried", env=envs)
     assert (chief.returncode, other.returncode) == (0, 0), chief.stderr + other.stderr
-    assert "2 replicas x 2 microbatches x 1 (auto: 1 ran out of memory)" in chief.stdout
-    assert "on (auto: without it, all numbers of microbatches ran out of memory)" in chief.stdout
+    assert "2 replicas x 2 microbatches x 1 (auto: 1 did not fit)" in chief.stdout
+    assert "on (auto: without it, all numbers of microbatches did not fit)" in chief.stdout
     tried = "trying train.rematerialize = {}, train.microbatches = {}"
     assert tried.format(False, 2) in chief.stdout
     assert tried.format(True, 1) not in chief.stdout, "the chief's own memory is enough without"
@@ -149,6 +150,14 @@ def test_a_tpu_is_left_to_preflight(planned):
     tpu = dataclasses.replace(plan, strategy=dataclasses.replace(plan.strategy, kind="tpu", accelerator="tpu"))
     with pytest.raises(UsageError, match="let --mode=preflight find it, and bind that"):
         memory_trial.decide(tpu, gin_files=["any.gin"], gin_params=[])
+
+
+def test_an_engine_with_devices_of_its_own_tries_on_these(planned, monkeypatch):
+    plan, tried = planned(MICROBATCHES), []
+    monkeypatch.setattr(memory_trial, "_fits", lambda request: tried.append(request) or True)
+    on_jax = dataclasses.replace(plan, strategy=dataclasses.replace(plan.strategy, runtime=PJRT))
+    assert memory_trial.decide(on_jax, gin_files=["any.gin"], gin_params=[], say=lambda text: None).microbatches == 1
+    assert [(one["engine"], one["strategy"], one["replicas"]) for one in tried] == [("pjrt", None, 2)]
 
 
 def test_a_call_of_fit_that_no_other_process_can_make_is_refused(planned):

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from launcher.errors import UsageError
+from launcher.run import memory_trial
 from launcher.step_program import device_memory
 from launcher.step_program.lowering import Argument
 
@@ -42,6 +43,7 @@ def test_what_does_not_fit_is_refused_with_both_figures_and_settings_that_fit():
     with pytest.raises(UsageError, match=r"needs 651 KiB .* JAX has 195 KiB") as refused:
         judge(64, 1, 10_000, offered)
     assert "train.microbatches = 4 or train.global_batch_size = 19 may fit" in str(refused.value)
+    assert memory_trial._OUT_OF_MEMORY.search(str(refused.value)), "a trial of 'auto' goes on to the next setting"
     judge(64, 4, 10_000, offered)
     judge(19, 1, 10_000, offered)
     with pytest.raises(UsageError, match=r"train.global_batch_size = 4 may fit"):  # of two replicas

@@ -384,7 +384,6 @@ def test_what_jax_cannot_run_is_one_message_with_the_layers_name(run_launcher, t
     [
         ((PJRT, "--strategy=mirrored"), "--strategy=mirrored"),
         ((PJRT, "--tpu=local"), "--tpu=local"),
-        ((PJRT, "--gin_param=train.microbatches = 'auto'"), "train.microbatches"),
         ((PJRT, "--restore_from_chief"), "--restore_from_chief"),
         ((PJRT, "--replicas=3", "--gin_param=train.global_batch_size = 64"), "train.global_batch_size = 64"),
     ],

@@ -69,6 +69,15 @@ def test_a_step_that_does_not_fit_the_share_of_a_gpu_is_refused_before_it_is_run
     assert "gpu.memory_share = 0.5" in done.stdout and not events(tmp_path)
 
 
+@pytest.mark.nightly  # each half: tests/run/test_memory_trial.py, test_device_memory.py
+def test_the_fewest_microbatches_that_fit_the_share_of_a_gpu_are_found_by_compiling(run_launcher, tmp_path):
+    on = played.machine(1, PLAYED_GPU_BYTES="2000000")
+    size = ("train.global_batch_size = 1024", "mlp.units = 256", "train.microbatches = 'auto'")
+    done = run_launcher(*flags(tmp_path, 3, *size), FLOAT32, env=on)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 microbatches x 256, images as bytes (auto: 1, 2 did not fit)" in done.stdout
+
+
 @pytest.mark.nightly  # training and evaluation: above
 def test_a_gpu_answers_decodes_and_verifies_and_is_not_shared(run_launcher, run_workers, tmp_path):
     text_run.write_pairs(tmp_path)
