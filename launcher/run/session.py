@@ -18,6 +18,7 @@ from launcher.data.order import ALL_IN
 from launcher.data.pipeline import Shard, held
 from launcher.errors import UsageError
 from launcher.machine import strategy as strategy_lib
+from launcher.machine.runtime_kinds import PJRT
 from launcher.optimizers import Optimizer, Optimizers
 from launcher.run import layer_settings
 from launcher.run.evaluator import Evaluator
@@ -296,8 +297,8 @@ def _unfit_for_own_step(plan: RunPlan) -> Iterator[tuple[str, str]]:
         yield "train.optimizer", "it applies the optimizers that the model holds: leave the binding out"
     if plan.microbatches > 1:
         yield f"train.microbatches = {plan.microbatches}", "what it does with its gradients cannot be divided: bind 1"
-    if plan.strategy.accelerator == "tpu":
-        yield "a TPU", "it is not compiled by XLA here: train on CPUs or GPUs, or write a task, see docs/own_task.md"
+    if plan.strategy.accelerator == "tpu" and not plan.strategy.runtime.compiles:
+        yield "a TPU", f"train with {PJRT.flag}, on CPUs or GPUs, or write a task, see docs/own_task.md"
     if plan.jit_compile:
         yield "train.jit_compile = True", "it is not compiled by XLA here: leave the binding out"
     if recipe.clipping.bounds:
