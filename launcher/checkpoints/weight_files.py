@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -32,6 +32,9 @@ _IN_16_BITS = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
+
+_KINDS = {f"{word}{bits}": f"{word[0].upper()}{bits}" for word in ("int", "uint", "float") for bits in (8, 16, 32, 64)}
+_KINDS |= {"bfloat16": "BF16", "bool": "BOOL"}
 
 
 class TooLargeError(ValueError):
@@ -183,6 +186,29 @@ def _safetensors(path: str) -> Iterator[Stored]:
                 except (AttributeError, KeyError, TypeError, safetensors.SafetensorError):  # NumPy has no such kind
                     value = np.broadcast_to(np.zeros((), NOT_READ), told["shape"])
             yield named(name.replace(".", "/"), value, shown=name)
+
+
+def write_safetensors(path: str, arrays: Mapping[str, Callable[[], np.ndarray]]) -> None:
+    """Writes arrays by name to a `.safetensors` file, each made when it is due, once for its shape and once for itself.
+
+    The format: https://github.com/huggingface/safetensors#format
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name, make in arrays.items():
+        array = make()
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _KINDS[array.dtype.name],
+            "shape": [*array.shape],
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for make in arrays.values():
+            file.write(np.ascontiguousarray(make()).tobytes())
 
 
 def merged(path: str) -> str:

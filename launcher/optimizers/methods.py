@@ -39,7 +39,7 @@ class _Method(keras.optimizers.Optimizer):
     def build(self, variables: Variables) -> None:
         if not self.built:
             super().build(variables)
-            self._included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
+            self.included = [not any(re.search(pattern, v.path) for pattern in self.exclude) for v in variables]
             self._make_slots(variables)
 
     def update_step(
@@ -87,7 +87,7 @@ class LAMB(_Method):
         unbiased_first = new_first / (1.0 - tf.pow(tf.cast(self.beta_1, weight.dtype), count))
         unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
         update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
-        if self._included[index]:
+        if self.included[index]:
             update += self.layer_decay * weight
             weight_norm, update_norm = norms(variable, weight, update)
             update *= _trust_ratio(weight_norm, update_norm, tf.math.divide_no_nan(weight_norm, update_norm))
@@ -117,7 +117,7 @@ class LARS(_Method):
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         velocity = self._velocities[index]
-        if self._included[index]:
+        if self.included[index]:
             weight_norm, gradient_norm = norms(variable, weight, gradient)
             denominator = gradient_norm + self.layer_decay * weight_norm + self.epsilon
             trust = self.trust_coefficient * tf.math.divide_no_nan(weight_norm, denominator)
@@ -189,7 +189,7 @@ class Adafactor(_Method):
         for moment, value in zip(moments, new, strict=True):
             self.assign(moment, value)
         update *= tf.maximum(weight_rms, self.scale_epsilon)
-        if self._included[index] and self.layer_decay:
+        if self.included[index] and self.layer_decay:
             update += self.layer_decay * weight
         self.assign_sub(variable, rate * update)
 

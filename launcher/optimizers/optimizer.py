@@ -197,6 +197,12 @@ class Optimizer:
         """
         return getattr(type(self.keras_optimizer), "reduces_shards", False)
 
+    @property
+    def decays(self) -> list[float]:
+        """The weight decay of each of what `updated` lists; 0 for none."""
+        kept = getattr(self.keras_optimizer, "layer_decay", 0.0)  # which a method of Launcher's does by itself
+        return [kept * one for one in self.keras_optimizer.included] if kept else self._decays
+
     def _build_keras(self) -> None:
         if not any(self.shards):
             if not self.keras_optimizer.built:
@@ -398,7 +404,10 @@ def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool)
         if value and not (own_average and setting == "use_ema"):
             raise UsageError(f"{name}: {setting}={value} acts on each replica by itself under Keras; {advice}")
     if isinstance(keras_optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
-        raise UsageError(f"{name} has others update its weights, which is not done here; give one of them")
+        raise UsageError(
+            f"{name} has others update its weights, which is not done here; give one of them, and what differs "
+            "by train.rate_multipliers, a rate for each pattern of weights"
+        )
 
 
 def _own_rate(keras_optimizer: keras.optimizers.Optimizer) -> Schedule:

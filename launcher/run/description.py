@@ -14,7 +14,9 @@ import keras
 from launcher.config import gin_bindings
 from launcher.errors import notebook
 from launcher.machine import installation
+from launcher.optimizers import Optimizer, Optimizers
 from launcher.reporting.run_folder import LOW_IS_BEST, Change, RunRecord
+from launcher.reporting.units import first
 from launcher.run import layer_lint, layer_settings
 from launcher.run.plan import RunPlan
 from launcher.run.session import with_loss_scale
@@ -70,6 +72,18 @@ def describe(
     for number, note in enumerate((*resolved.notes, *notes, *more), start=1):
         lines[f"note {number}"] = note
     return lines
+
+
+def decay(optimizer: Optimizer | Optimizers) -> dict[str, str]:
+    """The line of the plan about a built optimizer's weight decay, if it has one."""
+    pairs = [(one.path, rate) for part in optimizer.parts for one, rate in zip(part.updated, part.decays, strict=True)]
+    if not (rates := sorted({rate for _, rate in pairs if rate})):
+        return {}
+    decayed, kept = ([path for path, rate in pairs if bool(rate) is is_decayed] for is_decayed in (True, False))
+    numbers = " and ".join(f"{rate:g}" for rate in rates)
+    return {
+        "weight decay": f"{numbers}, of {first(decayed)}; " + (f"not of {first(kept)}" if kept else "of all weights")
+    }
 
 
 def record(resolved: RunPlan, recipe_files: Sequence[str], described: Mapping[str, str], started: float) -> RunRecord:

@@ -318,6 +318,7 @@ class _Run:
         lines = {"recipe": ", ".join(order.recipe_files)} if order.recipe_files else {}
         traced = trainer.replica_step.traced
         lines |= description.describe(self._plan, built.model, trainer.statistics, traced, built.notes)
+        lines |= description.decay(trainer.optimizer) if order.trains else {}
         lines |= {**tpu.describe(built.runtime.host.strategy), "results": order.model_dir}
         reporter.plan(lines, again=progress.is_restarted(os.environ) or self._fit.verbose > 1)
         if order.trains:

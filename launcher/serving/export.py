@@ -1,6 +1,7 @@
 """Export of a trained model that runs without this package: a SavedModel or a .keras file."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -89,7 +90,7 @@ def _keras_file(made: Session, weights: Weights, folder: str) -> None:
     with tempfile.TemporaryDirectory() as local:  # Keras writes to a disk, and --export_dir may be a bucket
         path = os.path.join(local, model_file.MODEL_FILE)
         try:
-            model_file.save_keras(made.model, path, "best", weights)
+            otherwise = model_file.save_keras(made.model, path, "best", weights)
         except OSError:
             raise
         except Exception as error:  # of the user's get_config()
@@ -99,6 +100,11 @@ def _keras_file(made: Session, weights: Weights, folder: str) -> None:
             ) from error
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, os.path.join(folder, model_file.MODEL_FILE), overwrite=True)
+        if otherwise:
+            told = model_file.written_as_trained(local, weights)
+            sys.stderr.write(f"note: {model_file.MODEL_FILE}: {otherwise}{told}\n")
+            name = model_file.AS_TRAINED
+            tf.io.gfile.copy(os.path.join(local, name), os.path.join(folder, name), overwrite=True)
 
 
 WRITERS: dict[str, Callable[[Session, Weights, str], None]] = {"saved_model": _saved_model, "keras": _keras_file}

@@ -1,9 +1,10 @@
 """A run's model as one file of Keras's, MODEL_DIR/model.keras: written when training ends, and opened again."""
 
+import functools
 import json
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ from launcher.machine.cluster import resolve as resolve_cluster
 from launcher.run import loading, session
 from launcher.run.plan import policy_of
 from launcher.run.recipe import Recipe
-from launcher.run.start import assets
-from launcher.serving import weights
+from launcher.run.start import assets, start_weights
+from launcher.run.start.start_weights import StartFrom
+from launcher.serving import read_back, weights
 from launcher.serving.weights import Weights
+from launcher.step.state import MODEL
 from launcher.tasks.keras_private import forget_names
 
 MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
+AS_TRAINED = "model.safetensors"  # where a model's file does not give back the model
 _WHICH = ("best", "last", "averaged")
 
 _CONFIG = "config.json"  # how Keras builds the model
@@ -51,8 +55,13 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
     of = f"the weights of step {step}{' (averaged)' if chosen.averaged else ''}"
     with weights.lent(model, chosen.arrays):
         try:
-            _written(os.path.join(model_dir, MODEL_FILE), lambda path: save_keras(model, path, which, chosen))
-            return f"{MODEL_FILE} holds the model with {of}"
+            otherwise: list[str] = []
+            _written(
+                os.path.join(model_dir, MODEL_FILE),
+                lambda path: otherwise.append(save_keras(model, path, which, chosen)),
+            )
+            note = f"{MODEL_FILE} holds the model with {of}"
+            return note if not otherwise[0] else f"{note}; {otherwise[0]}{written_as_trained(model_dir, chosen)}"
         except Exception as error:  # of the user's get_config() or the disk's; not worth a week's training
             why = user_code.summary(error).rstrip(".")
         try:
@@ -69,16 +78,30 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
     )
 
 
-def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> None:
-    """Saves a model to a local path that ends with .keras, with a note in it of whose weights it has."""
+def written_as_trained(model_dir: str, chosen: Weights) -> str:
+    """Writes the weights as they are, where a model's file is not the model; returns what a person should know."""
+    arrays = {name.removeprefix(MODEL): functools.partial(source, None) for name, source in chosen.arrays.items()}
+    _written(os.path.join(model_dir, AS_TRAINED), lambda path: weight_files.write_safetensors(path, arrays))
+    return f". {AS_TRAINED} has them as they were trained, for launcher.load and StartFrom.path"
+
+
+def save_keras(model: keras.Model, path: str, which: str, chosen: Weights) -> str:
+    """Saves a model to a local path that ends with .keras, with a note in it of whose weights it has.
+
+    Returns:
+      How the file is not the model, see `launcher.serving.read_back`.
+    """
     model.save(path)
+    otherwise = read_back.difference(model, path)
     with zipfile.ZipFile(path, "a") as file:
         config = versions.without_later_arguments(json.loads(file.read(_CONFIG)))
         # Leans on Python: a zipfile's directory is these two. Noticed by tests/machine/test_versions.py. Then: write
         # all members to another file; here one is written anew, not twice, and the weights stay where they are.
         file.filelist.remove(file.NameToInfo.pop(_CONFIG))
         file.writestr(_CONFIG, json.dumps(config))
-        file.writestr(_ABOUT, json.dumps({"which": which, "step": chosen.step, "averaged": chosen.averaged}))
+        about = {"which": which, "step": chosen.step, "averaged": chosen.averaged, "otherwise": otherwise}
+        file.writestr(_ABOUT, json.dumps(about))
+    return otherwise
 
 
 def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Model:
@@ -119,13 +142,24 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
     if opens and held is not None and _is_wanted(held, which, step):
         loading.import_builtins()  # registers the classes of models/
         try:
-            return keras.saving.load_model(path, safe_mode=not trust)
+            found = keras.saving.load_model(path, safe_mode=not trust)
         except Exception as error:  # a class that is not imported here, a Lambda layer, or a damaged file
             if step is None:
                 raise UsageError(f"{path} cannot be loaded: {user_code.summary(error)}") from error
+        else:
+            return _as_trained(found, model_dir, held)
     if step is None:
         raise UsageError(f"launcher.load: no checkpoint and no {MODEL_FILE} with such weights in {model_dir}")
     return _built(model_dir, store, step, averaged=which == "averaged", trust=trust)
+
+
+def _as_trained(model: keras.Model, model_dir: str, held: Mapping[str, Any]) -> keras.Model:
+    """The model of a file, with the weights beside it where the file's are not those that were trained."""
+    if held.get("otherwise"):
+        beside = start_weights.read(StartFrom(path=os.path.join(model_dir, AS_TRAINED)), model, None)
+        for weight in model.weights:
+            weight.assign(beside.weights.get(id(weight), weight))
+    return model
 
 
 def _is_of_fit(model_dir: str) -> bool:

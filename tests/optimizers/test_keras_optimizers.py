@@ -245,3 +245,11 @@ def bound(bindings):
         yield
     finally:
         gin.clear_config()
+
+
+def test_an_optimizer_of_others_says_what_to_use_for_rates_that_differ():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has none")
+    parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(), {"base/.*": keras.optimizers.Adam()})
+    with pytest.raises(UsageError, match=r"MultiOptimizer .*train\.rate_multipliers"):
+        Optimizer(keras.optimizers.MultiOptimizer(parts))

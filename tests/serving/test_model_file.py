@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -15,9 +17,11 @@ from places import PYTHONPATH, SMALL_DIGITS
 from served import run_here
 
 import launcher
-from launcher.checkpoints import CheckpointStore
+from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.data.images import digits
 from launcher.errors import UsageError
+from launcher.machine import versions
+from launcher.serving import read_back
 
 pytestmark = pytest.mark.slow
 
@@ -250,3 +254,75 @@ def test_two_workers_leave_one_model_file_of_the_checkpoint(run_workers, tmp_pat
     store = CheckpointStore(str(tmp_path / "run/checkpoints"), is_chief=False)
     model = keras.saving.load_model(tmp_path / "run/model.keras")
     assert_weights(model, saved(store, store.best(), "model/"))
+
+
+@keras.saving.register_keras_serializable("test_model_file")
+class Forgets(keras.layers.Layer):
+    """Its get_config() leaves out what it was made with."""
+
+    def __init__(self, factor=1.0, **arguments):
+        super().__init__(**arguments)
+        self.factor = factor
+
+    def get_config(self):
+        return {"name": self.name}
+
+    def call(self, x):
+        return x * self.factor
+
+
+def adapted(mode, *more):
+    """A model of which the first layer is quantized and has LoRA."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="first"), *more])
+    if mode:
+        model.quantize(mode)
+    model.layers[0].enable_lora(2)
+    model.layers[0].lora_kernel_b.assign(np.full((2, 4), 0.05))
+    return model
+
+
+def test_a_file_that_does_not_answer_as_the_model_is_told_and_one_that_does_is_not(tmp_path):
+    mode = "int4" if versions.of(keras.__version__) >= (3, 12) else "int8"
+    shared = keras.layers.Dense(4)
+    for model, said in (
+        (adapted(mode), "answers one batch otherwise"),
+        (adapted(None), ""),
+        (adapted(None, Forgets(2.0)), "answers one batch otherwise, by up to"),
+        (adapted(None, Forgets()), ""),
+        (adapted(None, Forgets(), keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0), shared), ""),
+    ):
+        model.save(tmp_path / "model.keras")
+        drawn, states = random.getstate(), [one.numpy() for one in model.variables]
+        found = read_back.difference(model, str(tmp_path / "model.keras"))
+        assert said in found and bool(said) == bool(found), found
+        assert random.getstate() == drawn
+        for one, state in zip(model.variables, states, strict=True):
+            np.testing.assert_array_equal(one.numpy(), state)
+
+
+def test_a_quantized_model_with_lora_is_loaded_as_it_was_trained(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+
+    def of(file):
+        model = adapted("int8") if file is None else keras.saving.load_model(file)
+        if file is None:
+            optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.1)
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+            model.compile(optimizer, "mse")
+        return model
+
+    trained = launcher.fit(lambda: of(None), x, x[:, :4], epochs=2, model_dir=str(tmp_path / "run")).model
+    told = capsys.readouterr().out
+    assert "model.safetensors has them as they were trained" in told and "; not of sequential" in told
+    answers = trained.predict(x, verbose=0)
+    of_file = keras.saving.load_model(tmp_path / "run" / "model.keras").predict(x, verbose=0)
+    assert np.abs(of_file - answers).max() > 1e-3
+    np.testing.assert_allclose(launcher.load(str(tmp_path / "run")).predict(x, verbose=0), answers, atol=1e-6)
+    dead = launcher.fit(lambda: of(tmp_path / "run" / "model.keras"), x, x[:, :4], model_dir=str(tmp_path / "dead"))
+    told = capsys.readouterr().out
+    assert "LoRA's two matrices of first are both 0" in told and dead.history["loss"]
+    assert re.search(
+        r"weight decay +0\.1, of first/bias, first/lora_kernel_a, first/lora_kernel_b; of all weights", told
+    )
+    (again,) = [one for one in weight_files.read(str(tmp_path / "run" / "model.safetensors")) if "kernel_b" in one.name]
+    np.testing.assert_array_equal(again.value, trained.layers[0].lora_kernel_b.numpy())

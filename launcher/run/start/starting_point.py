@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ import tensorflow as tf
 from launcher.checkpoints import HOST, Best, CheckpointStore, array_of, record_of
 from launcher.data.order import ALL_IN
 from launcher.errors import LauncherError, UsageError
+from launcher.reporting.units import first as first_of
 from launcher.run.start import start_weights
 from launcher.run.start.start_weights import OPTIMIZER, StartFrom
 from launcher.runtime.tensorflow import TfRuntime
+from launcher.step.layers import layers_of
 from launcher.step.trainer import Trainer
 
 _CHUNK_BYTES = 16 * 2**20  # of a collective
@@ -110,11 +113,34 @@ def begin(trainer: Trainer, start_from: StartFrom | None) -> StartingPoint:
 
 def _begun(trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
     if start_from is None or start_from.path is None:
-        return StartingPoint(), {}
+        return StartingPoint(notes=_never_learn(trainer, {})), {}
     slots = {name: tf.TensorSpec(*spec) for name, spec in trainer.state.specs().items() if name.startswith(OPTIMIZER)}
     begun = start_weights.read(start_from, trainer.model, slots)
     state = trainer.state.started(begun.weights, begun.slots)
-    return StartingPoint(notes=(begun.note,), listing=begun.listing), state
+    notes = (begun.note, *_never_learn(trainer, begun.weights))
+    return StartingPoint(notes=notes, listing=begun.listing), state
+
+
+def _never_learn(trainer: Trainer, given: Mapping[int, np.ndarray]) -> tuple[str, ...]:
+    """A note on LoRA's matrices that are both zero, as Keras leaves them where it opens a file: of none is a gradient
+    other than zero, whatever the loss.
+    """
+    dead = []
+    for layer in layers_of(trainer.model):
+        for name, first in vars(layer).items():
+            second = vars(layer).get(f"{name[:-1]}b") if re.fullmatch(r"lora_\w+_a", name) else None
+            if second is None or not first.trainable:
+                continue
+            values = (given[id(one)] if id(one) in given else trainer.runtime.read(one) for one in (second, first))
+            dead += [] if any(map(np.any, values)) else [(layer.path, name)]
+    if not dead:
+        return ()
+    paths, name = [path for path, _ in dead], dead[0][1]
+    return (
+        f"LoRA's two matrices of {first_of(paths)} are both 0, as Keras leaves them where it opens a file, so that "
+        "neither ever learns. In build(), give each such layer a first one anew: "
+        f"layer.{name}.assign(keras.initializers.HeUniform()(layer.{name}.shape))",
+    )
 
 
 def _read(store: CheckpointStore, trainer: Trainer, start_from: StartFrom | None) -> tuple[StartingPoint, State]:
