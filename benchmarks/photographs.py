@@ -1,12 +1,20 @@
 """Photographs a second beside plain tf.data that does the same, turn by turn on one machine. Prints JSON.
 
     python benchmarks/photographs.py --images=2000
+    PEER_PYTHON=/path/to/venv/bin/python python benchmarks/photographs.py --images=2000
 
 Both read JPEGs from files in class folders, and from TFRecords, in a random order; cut a random window, decoding no
 more than it needs; scale it to 224 pixels, mirror half of them, and standardise. Nothing is trained. Every round begins
 with the other one and opens the data anew; the rate is that after the first batch, which is timed by itself, as is the
 end of the iterator, which TensorFlow 2.21 may wait for. Ratios are plain tf.data's time divided by Launcher's in the
 same round: above 1, Launcher is faster. The photographs are made up: noise at several scales, in sizes as ImageNet's.
+
+With PEER_PYTHON, whose environment needs grain, torch and pillow, torch's DataLoader (two worker processes) and Grain
+(two threads) read the same files with Pillow: window, scaling, mirroring and standardising as torchvision's transforms
+have them. Each, Launcher too, is then a process of its own, and a ratio is a peer's time divided by Launcher's.
+
+"stored" are photographs decoded once to 256 x 256 bytes in one memory-mapped .npy: a random window of 224, half of them
+mirrored, standardised, by a `RandomAccessData` of them and by NumPy, a batch at a time in one thread.
 """
 
 from __future__ import annotations
@@ -14,6 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -21,7 +32,8 @@ from typing import Any, NamedTuple
 
 from measuring import cpu_seconds, spread
 
-SIZE, BATCH, CLASSES = 224, 32, 2
+SIZE, STORED, BATCH, CLASSES = 224, 256, 32, 2
+SIDES = ("launcher", "torch", "grain")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -39,12 +51,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000, help="made up, and read of each kind in one round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-    with tempfile.TemporaryDirectory() as folder:
-        make_up(Path(folder), options.images)
-        print(json.dumps(compare(Path(folder), options), indent=2))
+    if options.side:
+        print(json.dumps(_side(options.side, Path(options.folder), options.images // BATCH)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        make_up(folder, options.images)
+        result = compare(folder, options)
+        if "PEER_PYTHON" in os.environ:
+            result["peers"] = beside_peers(folder, options)
+        print(json.dumps(result, indent=2))
 
 
 def make_up(folder: Path, count: int) -> None:
@@ -53,6 +74,8 @@ def make_up(folder: Path, count: int) -> None:
     import tensorflow as tf
 
     random = np.random.default_rng(0)
+    shape = (count, STORED, STORED, 3)
+    stored = np.lib.format.open_memmap(folder / "stored.npy", mode="w+", dtype=np.uint8, shape=shape)
     with tf.io.TFRecordWriter(str(folder / "all.tfrecord")) as records:
         for number in range(count):
             height, width = (375, 500) if number % 4 else (500, 375)
@@ -61,6 +84,7 @@ def make_up(folder: Path, count: int) -> None:
                 for cells in (4, 16, 64)
             )
             encoded = tf.io.encode_jpeg(pixels.astype(np.uint8), quality=90).numpy()
+            stored[number] = tf.cast(tf.image.resize(pixels, (STORED, STORED)), tf.uint8).numpy()
             label = number % CLASSES
             path = folder / "files" / f"class_{label}" / f"{number:05}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +107,7 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, object]:
             launcher(record_images(str(folder / "all.tfrecord"), num_classes=CLASSES, eval_share=0)),
             plain_records(folder / "all.tfrecord"),
         ),
+        "stored": (launcher_stored(folder / "stored.npy"), plain_stored(folder / "stored.npy")),
     }
     batches = options.images // BATCH
     result: dict[str, Any] = {"images": options.images, "rounds": options.rounds}
@@ -113,6 +138,155 @@ def launcher(source: object):
     data = image_data(source=source, image_size=SIZE, augmentation="imagenet")
     shard = Shard(global_batch_size=BATCH, num_replicas=1, first_replica=0, local_replicas=1, seed=0)
     return data.train_batches(shard)
+
+
+def launcher_stored(path: Path):
+    """Launcher's batches of stored images, with a function of a user's own that cuts, mirrors and standardises."""
+    import numpy as np
+    import tensorflow as tf
+
+    from launcher.data.images.augment import flips, offsets
+    from launcher.data.pipeline import ArrayExamples, RandomAccessData, Shard
+
+    images = np.load(path, mmap_mode="r")
+    scale = np.tile(1 / (255 * np.asarray(STD)), SIZE).astype(np.float32)
+    shift = np.tile(np.asarray(MEAN) / np.asarray(STD), SIZE).astype(np.float32)
+
+    def cut(batch, seeds):
+        def one(of):
+            image, top, left, mirrored = of
+            window = tf.slice(image, [top, left, 0], [SIZE, SIZE, 3])
+            window = tf.cond(mirrored, lambda: tf.reverse(window, [1]), lambda: window)
+            return tf.reshape(
+                tf.cast(tf.reshape(window, [SIZE, 3 * SIZE]), tf.float32) * scale - shift, [SIZE, SIZE, 3]
+            )
+
+        places = *offsets(seeds, padding=(STORED - SIZE) // 2), flips(seeds)
+        return {**batch, "image": tf.map_fn(one, (batch["image"], *places), fn_output_signature=tf.float32)}
+
+    labels = np.arange(len(images), dtype=np.int32) % CLASSES
+    data = RandomAccessData(train=ArrayExamples({"image": images, "label": labels}), augment=cut)
+    return data.train_batches(Shard(global_batch_size=BATCH, seed=0))
+
+
+def plain_stored(path: Path):
+    """The read that one writes in NumPy: what of a memory-mapped file is needed, one image after another."""
+    import numpy as np
+
+    images = np.load(path, mmap_mode="r")
+    scale = np.tile(1 / (255 * np.asarray(STD)), SIZE).astype(np.float32)
+    shift = np.tile(np.asarray(MEAN) / np.asarray(STD), SIZE).astype(np.float32)
+
+    class Batches:
+        def __iter__(self):
+            random = np.random.default_rng(0)
+            while True:
+                order = random.permutation(len(images))
+                for first in range(0, len(order) - BATCH + 1, BATCH):
+                    batch = np.empty([BATCH, SIZE, 3 * SIZE], np.float32)
+                    for place, number in enumerate(order[first : first + BATCH]):
+                        top, left = random.integers(STORED - SIZE + 1, size=2)
+                        window = images[number, top : top + SIZE, left : left + SIZE]
+                        window = window[:, ::-1] if random.random() < 0.5 else window
+                        np.multiply(window.reshape(SIZE, -1), scale, out=batch[place])
+                    batch -= shift
+                    yield batch.reshape(BATCH, SIZE, SIZE, 3), order[first : first + BATCH] % CLASSES
+
+    return Batches()
+
+
+def beside_peers(folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Each reads the files in a process of its own, in turns."""
+    rounds = [
+        {side: _run(side, folder, options.images) for side in SIDES[number % 3 :] + SIDES[: number % 3]}
+        for number in range(options.rounds)
+    ]
+    result: dict[str, Any] = {}
+    for side in SIDES:
+        each = [one[side] for one in rounds]
+        result[side] = {key: spread([one[key] for one in each]) for key in each[0]}
+        for key in ("seconds", "processor"):
+            result[side][f"{key}_ratio"] = spread([one[side][key] / one["launcher"][key] for one in rounds])
+    return result
+
+
+def _run(side: str, folder: Path, images: int) -> dict[str, float]:
+    python = sys.executable if side == "launcher" else os.environ["PEER_PYTHON"]
+    command = [python, __file__, f"--side={side}", f"--folder={folder}", f"--images={images}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _side(side: str, folder: Path, count: int) -> dict[str, float]:
+    """Reads two batches, then `count` timed ones; processes that it started have ended when their time is read."""
+    if side == "launcher":
+        from launcher.data.images.folder_images import folder_images
+
+        iterator = iter(launcher(folder_images(str(folder / "files"), eval_share=0)))
+    else:
+        iterator = iter({"torch": _torch, "grain": _grain}[side](folder / "files", count + 2))
+    next(iterator), next(iterator)
+    begun, used = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        next(iterator)
+    seconds, own = time.perf_counter() - begun, time.process_time() - used
+    del iterator
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "images_per_second": count * BATCH / seconds,
+        "seconds": seconds,
+        # Of worker processes all is counted, their first two batches, too.
+        "processor": own + (children.ru_utime + children.ru_stime) * count / (count + 2),
+    }
+
+
+class _Photographs:
+    """Files of class folders by number, as a map-style data set of torch has them and a source of Grain."""
+
+    def __init__(self, root: Path):
+        self.paths = sorted(str(path) for path in root.rglob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, number: int):
+        import math
+        import random
+
+        import numpy as np
+        from PIL import Image
+
+        image = Image.open(self.paths[number]).convert("RGB")
+        for _ in range(10):
+            area = image.width * image.height * random.uniform(0.08, 1)
+            ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= image.width and 0 < height <= image.height:
+                break
+        else:
+            width = height = min(image.size)
+        left, top = random.randint(0, image.width - width), random.randint(0, image.height - height)
+        image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = (np.asarray(image, np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)
+        return pixels, int("class_1" in self.paths[number])
+
+
+def _torch(root: Path, batches: int):
+    import torch
+
+    photographs = _Photographs(root)
+    epochs = torch.utils.data.RandomSampler(photographs, num_samples=batches * BATCH)
+    return torch.utils.data.DataLoader(photographs, BATCH, sampler=epochs, num_workers=2, drop_last=True)
+
+
+def _grain(root: Path, batches: int):
+    import grain
+
+    photographs = _Photographs(root)
+    stream = grain.MapDataset.range(len(photographs)).shuffle(seed=0).repeat().map(photographs.__getitem__)
+    return stream.to_iter_dataset(grain.ReadOptions(num_threads=2)).batch(BATCH, drop_remainder=True)
 
 
 def plain_files(root: Path):

@@ -75,9 +75,16 @@ def rows_of(array: np.ndarray) -> Callable[[tf.Tensor], tf.Tensor]:
 
     @no_autograph
     def rows(indices: tf.Tensor) -> tf.Tensor:
-        is_first = tf.reshape(indices < head, [-1] + [1] * (array.ndim - 1))
-        of_first = tf.gather(first, tf.minimum(indices, head))
-        return tf.where(is_first, of_first, tf.gather(rest, tf.maximum(indices - head, 0)))
+        is_first, of_rest = indices < head, tf.gather(rest, tf.maximum(indices - head, 0))
+        with_first = no_autograph(
+            lambda: tf.where(
+                tf.reshape(is_first, [-1] + [1] * (array.ndim - 1)),
+                tf.gather(first, tf.minimum(indices, head)),
+                of_rest,
+            )
+        )
+        # Few batches have one of those: the others are gathered once, and copied no more.
+        return tf.cond(tf.reduce_any(is_first), with_first, no_autograph(lambda: of_rest))
 
     return rows
 
