@@ -59,7 +59,7 @@ setup(
     license_files=["LICENSE", "NOTICE", "launcher/reporting/web/uplot/LICENSE"],
     keywords=["tensorflow", "keras", "distributed training", "mixed precision", "tpu", "gpu", "fault tolerance"],
     classifiers=[
-        "Development Status :: 4 - Beta",
+        "Development Status :: 5 - Production/Stable",
         "Environment :: Console",
         "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",
@@ -84,6 +84,7 @@ setup(
         "launcher": ["py.typed"],
         "launcher.models": ["py.typed"],
         "launcher.gin_configs": ["**/*.gin"],
+        "launcher.config": ["old_bindings.json"],
         "launcher.data": ["catalog.json"],
         "launcher.data.images": ["digits_split.txt"],
         "launcher.doctor": ["variables.json"],

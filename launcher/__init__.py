@@ -33,7 +33,7 @@ The map, from the door inwards. A room may use those below it, never those above
 import os
 import sys
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _PYTHONS = (3, 10), (3, 13)  # those of setup.py
 # What a program of ours is called while it imports this; "-m" is `python -m`, before it has found the module.

@@ -46,6 +46,8 @@ class TokenModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TokenModel:
         """The built model, its layers under the policy that the saved one was made under."""
         arguments, before = dict(config), keras.config.dtype_policy()
+        if "tie_head" in arguments:  # as it was called before 1.0
+            arguments["tie_embeddings"] = arguments.pop("tie_head")
         keras.config.set_dtype_policy(arguments.pop("dtype"))
         try:
             return cls.make(**arguments)

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import built
 import pytest
 import setuptools
 from built import FOLDERS, SOURCES
@@ -293,3 +294,28 @@ def test_both_programs_have_a_command_that_tells_their_version():
         assert (
             done.stdout.startswith(f"launcher {setup_arguments()['version']} (Python 3.") and "keras 3." in done.stdout
         )
+
+
+def test_version_is_that_of_the_changelog_and_of_the_page_on_installing():
+    version = setup_arguments()["version"]
+    (newest, *_) = re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest in (version, "Unreleased")
+    assert f"tf_launcher-{version}-py3-none-any.whl" in (ROOT / "docs" / "install.md").read_text()
+
+
+@pytest.mark.nightly  # by network: all that the wheel requires comes from the index
+def test_the_wheel_works_where_nothing_else_is(wheel, tmp_path):
+    command = ["bash", str(ROOT / "scripts" / "try_wheel.sh"), str(wheel)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("the wheel works where nothing else is\n") and "restored step 10" in done.stdout
+
+
+def test_an_installed_wheel_brings_both_commands_and_their_completion(wheel, tmp_path):
+    python = built.environment(tmp_path / "env", wheel)
+    listed = subprocess.run([python.with_name("launcher")], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "resnet_cpu.gin" in listed.stdout
+    share = tmp_path / "env" / "share"
+    for file in ("bash-completion/completions/launcher", "zsh/site-functions/_launcher"):
+        assert "--gin_file" in (share / file).read_text()
+    assert python.with_name("launcher-jobs").is_file()

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import gin
 
-from launcher.config import bound_types, plugins
+from launcher.config import bound_types, old_bindings, plugins
 from launcher.config.gin_files import Binding, Import, Name, find_file, names_in, read_file, read_param, replace_names
 from launcher.config.gin_private import internals
 from launcher.config.user_modules import import_module, in_a_file
-from launcher.errors import LauncherError, UsageError, advice, failures, nearest
+from launcher.errors import LauncherError, UsageError, advice, deprecation, failures, nearest
 
 # Parameters that say the same thing in two ways: the one that is bound last counts.
 _RIVALS = [("", "launcher.run.recipe.train", "steps"), ("", "launcher.run.recipe.train", "epochs")]
@@ -71,6 +71,9 @@ def load(
     loaded.foreign, files = foreign, loaded.files
     statements = [statement for name in gin_files for statement in read_file(find_file(name), opened=files)]
     statements += [read_param(param) for param in gin_params]
+    for one in statements:
+        if isinstance(one, Binding) and one.was and not one.source.endswith("config.gin"):  # which a run has written
+            deprecation.tell(f"{one.where}: {one.was}", one.name)
     imports = [statement for statement in statements if isinstance(statement, Import)]
     if imports:
         _bind_known([statement for statement in statements if isinstance(statement, Binding)])
@@ -181,7 +184,8 @@ def _bind(binding: Binding) -> None:
             if name in (configurable.allowlist or parameters) and name not in (configurable.denylist or ())
         ]
         if binding.arg not in allowed and (binding.arg in parameters or not is_open):
-            raise UsageError(f"{binding}: no parameter {binding.arg!r} to bind{advice(binding.arg, allowed)}")
+            meant = old_bindings.instead(f"{binding.selector}.{binding.arg}") or advice(binding.arg, allowed)
+            raise UsageError(f"{binding}: no parameter {binding.arg!r} to bind{meant}")
         key = (binding.scope, configurable.selector, binding.arg)
     try:
         gin.bind_parameter(key, replace_names(binding.value, functools.partial(_reference, binding)))

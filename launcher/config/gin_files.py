@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import launcher
+from launcher.config import old_bindings
 from launcher.config.gin_private import internals
 from launcher.errors import UsageError, advice
 
@@ -77,6 +78,7 @@ class Binding:
     Attributes:
       where: file and line, or "--gin_param".
       order: its place among all statements of one load.
+      was: the name that it has there, if that is an old one.
     """
 
     scope: str
@@ -85,6 +87,7 @@ class Binding:
     value: Any
     where: str
     order: int = 0
+    was: str = ""
 
     @property
     def source(self) -> str:
@@ -153,7 +156,7 @@ def read_file(path: str, *, opened: list[str], including: tuple[str, ...] = ()) 
     for found in _parse(text, path):
         where = f"{path} line {found.location.line_num}"
         if isinstance(found, parser.BindingStatement):
-            statements.append(_as_binding(found, where))
+            statements += [] if _is_gone(found) else [_as_binding(found, where)]
         elif isinstance(found, parser.ImportStatement):
             statements.append(Import(found.module, found.format(), where, folder, found))
         elif isinstance(found, parser.IncludeStatement):
@@ -183,8 +186,9 @@ def values(config: str | Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, UsageError):
         text = config.read_text("utf-8") if isinstance(config, Path) else config
         for one in _parse(text, None):
-            if isinstance(one, internals().parser.BindingStatement):
-                found[_as_binding(one, "").name] = one.value
+            if isinstance(one, internals().parser.BindingStatement) and not _is_gone(one):
+                binding = _as_binding(one, "")
+                found[binding.name] = binding.value
     return found
 
 
@@ -221,8 +225,16 @@ def _given_to_fit(program: Path, argument: str) -> Any:
     return None
 
 
+def _is_gone(found: Any) -> bool:
+    return old_bindings.is_gone(f"{found.selector}.{found.arg_name}", found.value)
+
+
 def _as_binding(found: Any, where: str) -> Binding:
-    return Binding(scope=found.scope, selector=found.selector, arg=found.arg_name, value=found.value, where=where)
+    told = f"{found.selector}.{found.arg_name}"
+    name, value = old_bindings.as_now(told, found.value)
+    selector, _, arg = name.rpartition(".")
+    was = told if name != told else ""
+    return Binding(scope=found.scope, selector=selector, arg=arg, value=value, where=where, was=was)
 
 
 # What gin's parser calls for `@name` and `%name`.

@@ -1,4 +1,4 @@
-"""Old names of modules, for one release: `models` and `gin_configs`, which are in `launcher` now.
+"""Old names of modules: `models` and `gin_configs`, which are in `launcher` now.
 
 A module of the user's own, wherever Python finds it, has the name.
 """
@@ -10,6 +10,8 @@ import sys
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+
+from launcher.errors import deprecation
 
 _MOVED = ("models", "gin_configs")
 
@@ -44,7 +46,7 @@ class OldNames:
         name = module.__name__
         sys.modules[name] = importlib.import_module(f"launcher.{name}")
         if name in _MOVED:
-            sys.stderr.write(f"note: {name} is launcher.{name} now; its old name goes with the next release\n")
+            deprecation.tell(name, f"launcher.{name}")
 
     def _is_users(self, name: str) -> bool:
         for finder in sys.meta_path:

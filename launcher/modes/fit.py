@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from launcher.config import old_bindings
 from launcher.config.bound_types import check_value, parameters
 from launcher.data.kinds import DataInTurn
 from launcher.data.pipeline import steps_per_epoch as epoch_of
@@ -135,7 +136,7 @@ def fit(
       LauncherError: the run failed, or was asked to stop.
       KeyboardInterrupt: it was asked to by Ctrl-C, and has saved. What a callback raises comes as it is.
     """
-    settings: dict[str, Any] = {**others}
+    settings = old_bindings.of_fit({**others}, programs.GROUPS)
     kinds: list[tuple[str, Any, Any, str]] = [
         ("epochs", epochs, numbers.Real, "a number above 0"),
         ("batch_size", batch_size, numbers.Integral, "a whole number above 0"),

@@ -42,9 +42,7 @@ def test_a_recipe_loses_in_its_first_steps_what_its_file_says(recipe, tmp_path):
 
 
 def test_flags_and_bindings_of_a_run_are_frozen():
-    advice = (
-        "give the reason of each new one in CHANGELOG.md under Unreleased, then python tests/golden/write.py surface"
-    )
+    advice = "give the reason of each new one in CHANGELOG.md, then python tests/golden/write.py surface"
     assert_current("surface.txt", write.surface(), advice)
 
 

@@ -20,6 +20,8 @@ from places import ROOT
 from running import is_running
 from ssh_jobs import A, B, C, assert_nothing_left, by_each, by_ssh, hanging, wait_for_training, what_is_left
 
+from launcher import __version__
+
 pytestmark = [pytest.mark.skipif(bool(sshd.MISSING), reason=sshd.MISSING), pytest.mark.slow]
 
 
@@ -265,7 +267,10 @@ MISTAKES = {
     ),
     "python": (lambda *_: "--remote_python=/no/python", ["127.0.0.1", "/no/python", "--remote_python"]),
     "folder": (lambda *_: "--remote_dir=/no/folder", ["127.0.0.1", "/no/folder", "--remote_dir"]),
-    "version": (lambda _, tmp_path: other_version(tmp_path), ["127.0.0.1", "9.9.9", "install 0.1.0, as here"]),
+    "version": (
+        lambda _, tmp_path: other_version(tmp_path),
+        ["127.0.0.1", "9.9.9", f"install {__version__}, as here"],
+    ),
 }
 
 
