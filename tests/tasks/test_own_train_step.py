@@ -370,7 +370,8 @@ launcher.fit(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), epochs=8, b
 
 
 @pytest.mark.heavy
-def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path):
+@pytest.mark.parametrize("engine", repeated_but(["tensorflow"], ["tensorflow", "pjrt"]))
+def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_launcher, tmp_path, engine):
     (tmp_path / "program.py").write_text(PROGRAM)
     for folder, command in {
         "one": ["--model_dir=one"],
@@ -378,7 +379,7 @@ def test_two_workers_train_as_one_replica_and_a_killed_one_changes_no_bit(run_la
         "killed": ["--workers=2", "--model_dir=killed", "--drill=kill", "--drill_step=10", "--drill_reference=two"],
     }.items():
         module = "launcher.main" if folder == "one" else "launcher.launch"
-        done = run_launcher("--gin_file=program.py", *command, module=module, cwd=tmp_path)
+        done = run_launcher("--gin_file=program.py", f"--engine={engine}", *command, module=module, cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
     one, two, killed = (snapshot(tmp_path / folder) for folder in ("one", "two", "killed"))
     assert json.loads((tmp_path / "killed" / "drill.json").read_text())["passed"]
