@@ -319,7 +319,6 @@ def test_workers_do_not_outlive_the_kernel(tmp_path):
 def test_the_examples_run_from_top_to_bottom(path, tmp_path):
     written = nbformat.read(path, as_version=4)
     nbformat.validate(written)
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in written.cells)
     with opened(tmp_path) as notebook:
         for cell in written.cells:
             if cell.cell_type == "code":
