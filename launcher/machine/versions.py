@@ -45,6 +45,11 @@ def sums_activity_penalties() -> bool:
     return of(sys.modules["keras"].__version__) < (3, 14)
 
 
+def keeps_metrics_variables() -> bool:
+    """Whether Keras's history keeps a variable that a metric's result() returned, and shows what it has become."""
+    return of(sys.modules["keras"].__version__) >= (3, 14)
+
+
 def opens_models_safely() -> bool:
     """Whether Keras opens a file of a model without running what it holds: CVE-2025-8747 and others of that year."""
     return of(sys.modules["keras"].__version__) >= (3, 12)

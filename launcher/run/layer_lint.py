@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.errors import UsageError
+from launcher.machine import versions
 from launcher.machine.replaced import put
 from launcher.reporting.units import first
 from launcher.step import layer_policies
@@ -91,15 +92,15 @@ def _left(model: keras.Model, x: Any, batch: Any) -> Iterator[LintFinding]:
     calls = _calls(model, x, [one.layer for one in (*tables, *pools)])
     for computing in narrow:
         layer, dtype = computing.layer, computing.layer.compute_dtype
-        limit = 2 ** _DIGITS[dtype]  # the largest whole number up to which the dtype has all
+        digits = _DIGITS[dtype]
+        limit = 2**digits  # the largest whole number up to which the dtype has all
         ends = _ends(layer) if id(layer) in last else ""
         if ends in _SQUASHES:
             text = f"{ends} is computed in {dtype}{_of_head(ends, limit, layer)}"
             yield _warn("head in 16 bits", computing.path, text)
         elif ends and is_graph:
             text = (
-                f"the model's output is {dtype}: logits lose bits before the loss sees them, whole numbers above "
-                f"{limit} are rounded, and in float16 the square of 256 is infinite to metrics"
+                f"the model's output is {dtype}: its loss sees {digits} binary digits, and not all wholes above {limit}"
             )
             yield _warn("outputs in 16 bits", computing.path, text)
         sentinel = getattr(layer, "mask_value", 0)
@@ -174,7 +175,7 @@ def _of_compile(model: keras.Model, narrow: Sequence[str]) -> Iterator[LintFindi
             f"its schedule is read {steps} times an update: a decay over 1000 updates ends after {1000 // steps}",
             f"give the schedule {steps} times as many steps, or launcher.fit microbatches={steps}",
         )
-    for metric in given_metrics(model):
+    for metric in given_metrics(model) if versions.keeps_metrics_variables() else ():
         if _returns_variable(metric):
             yield _warn(
                 "metric that is a variable",
