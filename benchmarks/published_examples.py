@@ -24,6 +24,8 @@ dense gradients of it, as Launcher's are: rows that occur twice in a batch are a
 
 With `--lint=mixed_bfloat16` nothing is trained: what `launcher.lint` says of the models, built under that policy.
 
+With `--engine=pjrt` Launcher's are by its second engine.
+
 With `--times=5` nothing is compared but seconds, wall and processor's, of all calls of `fit`, in so many rounds in
 turns: Keras's, and Launcher's by `python EXAMPLE`. Imports are done before, and no model is evaluated first.
 
@@ -146,6 +148,7 @@ def _is_left_out(node: ast.stmt, names: set[str], entry: made_up.Entry) -> bool:
 def run_one(program: Path, name: str, replicas: int, workers: int, result: Path) -> None:
     """In a process of its own: trains, and writes what came of it; 0 replicas are Keras's own `fit`."""
     command = [f"--gin_file={program}", f"--model_dir={program.parent / 'run'}"]
+    command += [f"--engine={engine}"] if (engine := os.environ.get("PUBLISHED_ENGINE")) else []
     if not replicas:
         sys.argv, sys.path[:0] = [str(program)], [str(program.parent)]
         runpy.run_path(str(program), run_name="__main__")
@@ -408,6 +411,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="part of a path; may repeat")
     parser.add_argument("--replicas", default="1,2", help="beside Keras's own; empty for Keras alone")
     parser.add_argument("--workers", type=int, default=0, help="and on so many workers")
+    parser.add_argument("--engine", help="that runs Launcher's steps, such as pjrt")
     parser.add_argument("--again", action="store_true", help="and twice in one folder, with another rate")
     parser.add_argument("--times", type=int, default=0, help="rounds in which only seconds are taken")
     parser.add_argument("--lint", default="", help="a dtype policy under which models are only looked at")
@@ -418,6 +422,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="where programs and what they print are kept")
     options = parser.parse_args()
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND": "Agg", "KERAS_BACKEND": "tensorflow"}
+    os.environ |= {"PUBLISHED_ENGINE": options.engine} if options.engine else {}
     replicas = [int(one) for one in options.replicas.split(",") if one]
     root = Path(__file__).resolve().parent.parent
     sys.path[:0] = [str(root)]

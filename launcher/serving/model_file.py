@@ -1,10 +1,11 @@
 """A run's model as one file of Keras's, MODEL_DIR/model.keras: written when training ends, and opened again."""
 
+import contextlib
 import functools
 import json
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from launcher.run.start import assets, start_weights
 from launcher.run.start.start_weights import StartFrom
 from launcher.serving import read_back, weights
 from launcher.serving.weights import Weights
-from launcher.step.state import MODEL
-from launcher.tasks.keras_private import forget_names
+from launcher.step.state import MODEL, unique_name
+from launcher.tasks.keras_private import as_if_first, forget_names
 
 MODEL_FILE, WEIGHTS_FILE = "model.keras", "model.weights.h5"
 AS_TRAINED = "model.safetensors"  # where a model's file does not give back the model
@@ -53,7 +54,7 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
         return f"{MODEL_FILE} was not written: there is no checkpoint in {model_dir}"
     chosen = weights.read(store, step, model, averaged=averaged)
     of = f"the weights of step {step}{' (averaged)' if chosen.averaged else ''}"
-    with weights.lent(model, chosen.arrays):
+    with weights.lent(model, chosen.arrays), _whole_slots(model, store, step):
         try:
             otherwise: list[str] = []
             _written(
@@ -76,6 +77,29 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
         "load_weights() of a model that is built anew; give the model's own classes a get_config() and --mode=export "
         "--export_format=keras writes the whole"
     )
+
+
+@contextlib.contextmanager
+def _whole_slots(model: keras.Model, store: CheckpointStore, step: int) -> Iterator[None]:
+    """A block in which Keras saves the whole of an optimizer's state, also where a replica has its part alone."""
+    optimizer, names = model.optimizer, dict[str, Any]()
+    for variable in getattr(optimizer, "variables", ()):
+        names[unique_name(as_if_first(f"optimizer/{variable.path}", model), names)] = variable
+    stored = store.stored(step, names.__contains__)
+    wholes = {id(names[name]): one for name, one in stored.items() if one.shape != tuple(names[name].shape)}
+
+    def save(into: Any) -> None:
+        for place, variable in enumerate(optimizer.variables):
+            whole = wholes.get(id(variable))
+            into[str(place)] = variable.numpy() if whole is None else whole(None)
+
+    if wholes:
+        optimizer.save_own_variables = save
+    try:
+        yield
+    finally:
+        if wholes:
+            del optimizer.save_own_variables
 
 
 def written_as_trained(model_dir: str, chosen: Weights) -> str:

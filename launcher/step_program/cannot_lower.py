@@ -17,6 +17,7 @@ from launcher.step_program import op_source
 # Leans on TensorFlow: the lowering's errors name operations and nodes in these words. Noticed by
 # tests/step_program/test_lowering.py. Then: take the new words; without them the message is TensorFlow's.
 _UNSUPPORTED = re.compile(r"Detected unsupported operations .*?: (\w+) \(")
+_NO_GRADIENT = re.compile(r"gradient registry has no entry for: (\w+)")
 _NODE = re.compile(r"\{\{node (\S+?)\}\}")
 _NOT_CONSTANT = re.compile(r"Input \d+ to node `\S+` with op (\w+) must be a compile-time constant")
 # The frames are those of the user and of Launcher, the innermost last; TensorFlow takes its own out.
@@ -75,6 +76,29 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
         raise CannotLowerError(f"it uses {what}{at}; {instead}", operation=node.op, where=where)
 
 
+def of_unknown_shape(tensor: tf.Tensor, graph: tf.Graph, model: keras.Model) -> CannotLowerError:
+    """The refusal of what a layer makes of text, or of other data that XLA does not take."""
+    name = tensor.op.name
+    where = op_source.user_lines(graph).get(name)
+    at = _at(where, op_source.layer_of(name, model))
+    why = (
+        f"what is made of the data{at} has sizes that are not known before: {tensor.shape}; have it pad, as "
+        "TextVectorization does with output_sequence_length"
+    )
+    return CannotLowerError(why, where=where)
+
+
+def without_gradient(error: LookupError, model: keras.Model) -> Exception:
+    """The refusal of an operation of the graph that is traced that TensorFlow has no gradient of; else the error."""
+    if not (found := _NO_GRADIENT.search(str(error))):
+        return error
+    graph, operation = tf.compat.v1.get_default_graph(), found.group(1)
+    name = next((one.name for one in graph.get_operations() if one.type == operation), "")
+    where = op_source.user_lines(graph).get(name)
+    at = _at(where, op_source.layer_of(name, model))
+    return CannotLowerError(f"TensorFlow has no gradient of {operation}{at}", where=where)
+
+
 def checks_left_out(graph: tf.Graph) -> list[str]:
     """The notes on checks of the user's that XLA leaves out of a program, such as those of tf.debugging."""
     checks = [node.name for node, types in _nodes(graph) if types & _CHECKS]
@@ -110,7 +134,10 @@ def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowe
     files = [path if os.path.exists(path) else f"/{path}" for path, *_ in frames]
     place = op_source.user_frame(files)
     where = None if place is None else f"{files[place]}:{frames[place][1]}, in {frames[place][2]}"
-    layer = op_source.layer_of("/".join(_NODE.findall(said)), model)  # calls around the node have names of their own
+    nodes = _NODE.findall(said)
+    if where is None and nodes:  # of a graph that was cut in two, whose operations have no lines
+        where = op_source.user_lines(graph).get(nodes[0])
+    layer = op_source.layer_of("/".join(nodes), model)  # calls around the node have names of their own
     at = _at(where, layer)
     if found := _UNSUPPORTED.search(said):
         operation = found.group(1)

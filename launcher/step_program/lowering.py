@@ -27,7 +27,8 @@ from launcher.runtime import initial_values
 from launcher.runtime.tensorflow import TfRuntime
 from launcher.runtime.traits import Held
 from launcher.step.state import MODEL
-from launcher.step_program import cannot_lower, graph_key, jax_parts, pod_module, tpu_random, weights_in_parts
+from launcher.step_program import cannot_lower, graph_key, jax_parts, on_host, pod_module, tpu_random, weights_in_parts
+from launcher.step_program.cannot_lower import CannotLowerError
 from launcher.step_program.pod_replica import PodReplica
 
 # Of more chips at once libtpu 0.0.52 scatters no sum, but makes all of it on each.
@@ -74,6 +75,7 @@ class Lowered:
       constants: value of each argument of the kind "constant".
       graph: what was lowered; its operations have the names that stand in the program's locations.
       notes: what of the step is not in the program.
+      on_host: one replica's batch as the program takes it, where the host does some of the step's work on it.
     """
 
     program: StepProgram
@@ -81,6 +83,7 @@ class Lowered:
     constants: dict[str, np.ndarray]
     graph: tf.Graph
     notes: tuple[str, ...]
+    on_host: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] | None = None
 
 
 def build(plan: plan_lib.RunPlan, num_replicas: int, *, without_values: bool = False) -> session_lib.Session:
@@ -181,53 +184,75 @@ def lower(
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with PodReplica(strategy, num_replicas, for_tpu=for_tpu and not divides_weights):
-            report = on_replica(dict(zip(spec, batch, strict=True)))
+            try:
+                report = on_replica(dict(zip(spec, batch, strict=True)))
+            except LookupError as error:  # a KeyError is one, too
+                raise cannot_lower.without_gradient(error, held.model) from error
         return report, [variable.read_value() for variable in variables]
 
-    function = tf.function(step, jit_compile=True, autograph=False)
+    handles = {id(variable.handle) for variable in variables}
+    of_whole = tf.function(step, jit_compile=True, autograph=False)
     with tf.device("/CPU:0"):
-        traced = function.get_concrete_function(*spec.values())
-        cannot_lower.check_resources(traced, {id(variable.handle) for variable in variables}, held.model)
-    graph = traced.graph
-    arguments, constants = _arguments(spec, traced.captured_inputs, named)
-    found = traced.structured_outputs[0]
-    of_report = names() if names else [f"result/{number}" for number in range(len(found))]
-    reports = [_described(name, one, "report") for name, one in zip(of_report, found, strict=True)]
-    results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
+        whole = of_whole.get_concrete_function(*spec.values())
     in_part = parts(held, divides_weights=divides_weights)
 
-    def program() -> StepProgram:
+    def lowered(cut: on_host.Cut | None) -> Lowered:
+        at_devices, function = (spec, of_whole) if cut is None else (cut.spec, cut.step)
         with tf.device("/CPU:0"):
-            try:
-                # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed by
-                # tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor;
-                # preflight and --engine=pjrt need it.
-                make_hlo = function.experimental_get_compiler_ir(*spec.values())
-                with warnings.catch_warnings():  # of the name, without which it draws a number to learn where it is:
-                    warnings.simplefilter("ignore")  # --deterministic forbids that
-                    hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
-            except (ValueError, tf.errors.OpError) as error:
-                raise cannot_lower.explain(error, graph, held.model) from None
-        philox = tpu_random.names_of_philox(graph) if for_tpu else None
-        return _program(hlo, arguments, results, in_part, num_replicas, in_loop=microbatches > 1, philox=philox)
+            traced = function.get_concrete_function(*at_devices.values())
+            cannot_lower.check_resources(traced, handles, held.model)
+        arguments, constants = _arguments(at_devices, traced.captured_inputs, named)
+        found = traced.structured_outputs[0]
+        of_report = names() if names else [f"result/{number}" for number in range(len(found))]
+        reports = [_described(name, one, "report") for name, one in zip(of_report, found, strict=True)]
+        results = [*reports, *(_described(name, variable, "variable") for name, variable in named.items())]
 
-    if compile_cache.folder_in_use is None:
-        made = program()
-    else:
-        divided = {name: (shard.shape, shard.axis) for name, shard in in_part.items()}
-        values = [hashlib.sha256(one.tobytes()).digest() for one in constants.values()]
-        key = graph_key.key_of(graph, arguments, results, divided, values, num_replicas, microbatches > 1, for_tpu)
-        made = _read(compile_cache.kept(key, lambda: json.dumps(dataclasses.asdict(program()))))
-    unknown = None if for_tpu else pod_module.made_of_unknown_size(jax_parts.load(), made.stablehlo)
-    if unknown is not None:
-        raise cannot_lower.of_unknown_size(unknown, graph, held.model)
-    return Lowered(
-        program=made,
-        variables=named,
-        constants=constants,
-        graph=graph,
-        notes=tuple(cannot_lower.checks_left_out(graph)),
-    )
+        def program() -> StepProgram:
+            with tf.device("/CPU:0"):
+                try:
+                    # Leans on TensorFlow: a function gives its HLO for CPUs, also with resources as arguments. Noticed
+                    # by tests/step_program/test_lowering.py. Then: look for `experimental_get_compiler_ir`'s successor;
+                    # preflight and --engine=pjrt need it.
+                    make_hlo = function.experimental_get_compiler_ir(*at_devices.values())
+                    with warnings.catch_warnings():  # of the name, without which it draws a number to learn where it
+                        warnings.simplefilter("ignore")  # is: --deterministic forbids that
+                        hlo = make_hlo(stage="hlo_serialized", device_name="/device:CPU:0")
+                except (ValueError, tf.errors.OpError) as error:
+                    raise cannot_lower.explain(error, whole.graph, held.model) from None
+            philox = tpu_random.names_of_philox(traced.graph) if for_tpu else None
+            return _program(hlo, arguments, results, in_part, num_replicas, in_loop=microbatches > 1, philox=philox)
+
+        if compile_cache.folder_in_use is None:
+            made = program()
+        else:
+            divided = {name: (shard.shape, shard.axis) for name, shard in in_part.items()}
+            values = [hashlib.sha256(one.tobytes()).digest() for one in constants.values()]
+            about = (arguments, results, divided, values, num_replicas, microbatches > 1, for_tpu)
+            key = graph_key.key_of(traced.graph, *about)
+            made = _read(compile_cache.kept(key, lambda: json.dumps(dataclasses.asdict(program()))))
+        unknown = None if for_tpu else pod_module.made_of_unknown_size(jax_parts.load(), made.stablehlo)
+        if unknown is not None:
+            raise cannot_lower.of_unknown_size(unknown, whole.graph, held.model)
+        return Lowered(
+            program=made,
+            variables=named,
+            constants=constants,
+            graph=whole.graph,
+            notes=tuple(cannot_lower.checks_left_out(whole.graph)),
+            on_host=None if cut is None else cut.of_batch,
+        )
+
+    refused: dict[str, CannotLowerError] = {}  # by the operation; the host may do it, if it is about the batch alone
+    while True:
+        try:
+            if (cut := on_host.cut(whole, spec, handles, refused, held.model)) is None and refused:
+                raise next(reversed(refused.values()))
+            return lowered(cut)
+        except CannotLowerError as error:
+            if error.operation is None or error.operation in refused:
+                # The first one was of the whole step, and knows the line.
+                raise refused.get(str(error.operation)) or next(reversed(refused.values()), error) from None
+            refused[error.operation] = error
 
 
 def _program(

@@ -318,16 +318,20 @@ class PjrtLoop(_OnDevices):
 
     def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
         runtime, program, state = self.runtime, cast(Program, None), State()
-        waits = Waits(runtime.batch, runtime.arriving, runtime.waiting)
         rows, put, of_rows = list[Any](), deque[tuple[Program, dict[str, Any]]](), dict[int, Program]()
+
+        def sent(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
+            if (size := len(parts[0][WEIGHT])) not in of_rows:
+                of_rows[size] = self.program_for(parts)
+            return runtime.batch(of_rows[size].taken_by(parts))
+
+        waits = Waits(sent, runtime.arriving, runtime.waiting)
         try:
             for number in range(count):
                 # A GPU copies a batch after all that it was given before: each is put there ahead of the step before.
                 while number + len(put) < min(number + 2, count):
                     parts, batch = waits.of_next(batches, rows[-1:])
-                    if (size := len(parts[0][WEIGHT])) not in of_rows:
-                        of_rows[size] = self.program_for(parts)
-                    put.append((of_rows[size], batch))
+                    put.append((of_rows[len(parts[0][WEIGHT])], batch))
                 before, (program, batch) = program, put.popleft()
                 if program is not before:
                     held |= zip(before.changed, state[0], strict=True) if state else ()
@@ -360,7 +364,7 @@ class PjrtRows(_OnDevices):
             with self.runtime.devices.peer_failures(" in the middle of an evaluation"):
                 if id(program) not in held:
                     held[id(program)] = program.state(self.runtime.taken(program))
-                found = program(held[id(program)], self.runtime.batch(parts))
+                found = program(held[id(program)], self.runtime.batch(program.taken_by(parts)))
                 for one in found:
                     device_arrays.wait(one)
                 return tf.nest.pack_sequence_as(program.structure, [jax_devices.whole(one) for one in found])
@@ -408,7 +412,7 @@ class Program:
             _get_vjp=None,
         )
         of_rows = program.results[0].shape != ()
-        self.structure, self.graph, self._check = structure, lowered.graph, check
+        self.structure, self.graph, self._check, self._on_host = structure, lowered.graph, check, lowered.on_host
         self.variables = [one for one in program.arguments if one.kind == "variable"]
         self.changed = sorted(one.name for one in program.results if one.kind == "variable")
         self._constants = {name: runtime.everywhere(value) for name, value in lowered.constants.items()}
@@ -441,6 +445,10 @@ class Program:
         """What a call takes of arrays that are held by name."""
         given = {**held, **self._constants}
         return [[given[name] for name in names] for names in (self.changed, self._kept)]
+
+    def taken_by(self, parts: Sequence[dict[str, np.ndarray]]) -> Sequence[dict[str, np.ndarray]]:
+        """Replicas' batches as it takes them."""
+        return parts if self._on_host is None else [self._on_host(part) for part in parts]
 
     def __call__(self, state: State, batch: dict[str, Any]) -> Any:
         if self._made is None:

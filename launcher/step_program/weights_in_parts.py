@@ -17,6 +17,7 @@ Where microbatches are added up in a loop, all of this is inside of it, and the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,14 +147,15 @@ class _Scope:
         number = self.number(operation)
         return self.moved.get(number, number)
 
-    def first_of(self, uses: Sequence[_Use]) -> _Use:
-        """The use that stands before all others now; several may have been moved to one place."""
-        first = uses[0]
-        for use in uses[1:]:
-            one, other = self.around(use.operation), self.around(first.operation)
-            if one != other and one.is_before_in_block(other):
-                first = use
-        return first
+    def in_order(self, runs: Sequence[Sequence[_Use]]) -> list[Sequence[_Use]]:
+        """Uses by where they stand now, and runs of them by their first; several may have been moved to one place."""
+
+        def order(one: Any, other: Any) -> int:
+            first, second = self.around(one.operation), self.around(other.operation)
+            return 0 if first == second else -1 if first.is_before_in_block(second) else 1
+
+        by_place = functools.cmp_to_key(order)
+        return sorted((sorted(run, key=by_place) for run in runs), key=lambda run: by_place(run[0]))
 
 
 class _Rewriting:
@@ -352,10 +354,10 @@ class _Rewriting:
         wanted: dict[tuple[int, bool], list[_Use]] = {}
         for use in uses:
             wanted.setdefault((use.number, scope.number(use.operation) in forward), []).append(use)
-        runs = [(scope.first_of(found), *run) for run, found in wanted.items()]
         gathered, together, waits_for, last, in_forward = 0, 0, None, None, None
-        for first, number, is_forward in sorted(runs, key=lambda run: scope.place(run[0].operation)):
-            found, before = wanted[number, is_forward], scope.around(first.operation)
+        for found in scope.in_order([*wanted.values()]):
+            first, before = found[0], scope.around(found[0].operation)
+            is_forward = scope.number(first.operation) in forward
             # Of a table that is looked up and multiplied by in other dtypes, one whole for both.
             dtype = first.dtype if len({use.dtype for use in found}) == 1 else None
             shape = _shape(first.weight)

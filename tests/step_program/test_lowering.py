@@ -190,11 +190,11 @@ class Odd:
         inputs = keras.Input((8,))
         out = keras.layers.Dense(6)(inputs)
         if self.what == "hot":
-            out += keras.layers.CategoryEncoding(6, output_mode="multi_hot", name="tags")(inputs)
+            out += keras.layers.CategoryEncoding(6, output_mode="multi_hot", name="tags")(out)  # behind weights
         if self.what == "inner":
-            out += Inner(name="block")(inputs)
+            out += Inner(name="block")(out)
         if self.what == "known":
-            out += keras.layers.IntegerLookup(vocabulary=[1], name="known")(inputs)[:, :6]
+            out += keras.layers.IntegerLookup(vocabulary=[1], name="known")(out)[:, :6]
         return keras.Model(inputs, out)
 
     def loss(self, model, batch, training):
@@ -211,7 +211,7 @@ class Odd:
         if self.what == "own":
             out *= self.own  # own
         if self.what == "lookup":
-            out += tf.cast(self.places.lookup(tf.constant([1], tf.int64)), tf.float32)  # lookup
+            out += tf.cast(self.places.lookup(tf.cast(out, tf.int64)), tf.float32)  # lookup
         if self.what == "generator":
             out += self.generator.normal(out.shape)  # generator
         if self.what == "summary":

@@ -1,0 +1,54 @@
+"""Keras's layers, losses, optimizers and operations train by both engines to equal losses, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pods
+import pytest
+import zoo
+from places import PYTHONPATH
+
+pytestmark = pytest.mark.slow
+
+
+def tried(run_launcher, names, places):
+    env = {"PYTHONPATH": PYTHONPATH, "XLA_FLAGS": pods.FAST_COMPILE}
+    done = run_launcher(f"--places={places}", *names, module="zoo", env=env, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def wrong(found):
+    """What is neither equal nor refused with the name of a layer, a weight or an optimizer."""
+    for one in found:
+        if "reference" in one:  # that Keras itself does not train
+            continue
+        for place in zoo.PLACES.keys() & one.keys():
+            told = one[place]
+            if told != "=" and not re.match(
+                r"refused: .*(layer '|model/|train\.shard|the optimizer|metric|loss)", told
+            ):
+                yield one["model"], place, told
+
+
+# A weight that is used more than once, also by itself alone, and a picture that is turned in front of the first weight.
+SAMPLE = ("Dense twice", "ops.weight clipped", "RandomRotation")
+
+
+def test_a_sample_of_models_trains_in_parts_as_by_tensorflow(run_launcher):
+    found = tried(run_launcher, SAMPLE, "pjrt 4 all")
+    assert [(one["model"], one["pjrt 4 all"]) for one in found] == [(name, "=") for name in SAMPLE]
+
+
+@pytest.mark.nightly
+@pytest.mark.heavy
+@pytest.mark.parametrize("part", range(8))
+def test_every_model_trains_to_the_same_losses_or_is_refused_by_name(run_launcher, part):
+    names = list(zoo.kinds())[part::8]
+    # All of them where the most is rewritten; each other place has a share of them.
+    others = [place for place in zoo.PLACES if place != "pjrt 4 all"]
+    found = tried(run_launcher, names, f"pjrt 4 all,{others[part % len(others)]}")
+    assert len(found) == len(names)
+    assert not list(wrong(found))
