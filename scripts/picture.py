@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 126, 25
-SEEN = 100  # columns that the picture shows: letters are as much larger
+SEEN = 112  # columns that the picture shows: letters are as much larger
 CELL, LINE, SIZE = 8.0, 17, 13  # pixels
 PAD, BAR = 14, 34
 LONGEST_WAIT = 0.5  # seconds that nothing may move in the picture
@@ -196,6 +196,8 @@ def record(folder: Path) -> tuple[list[Frame], float]:
     end = terminal.shown + 4
     terminal.close()
     sums = re.findall(r"^([0-9a-f]{32})  runs/", "\n".join(terminal.screen.display), re.MULTILINE)
+    if "Killed" not in str(terminal.frames):  # the shell says so behind what stood in its line
+        sys.exit("error: the picture would not show that the training was killed: run it again")
     if len(sums) != 2 or len(set(sums)) != 1:
         sys.exit("error: the checkpoints differ:\n" + "\n".join(terminal.screen.display))
     return terminal.frames, end
