@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import launcher
 from launcher.errors import UsageError
+from launcher.machine import versions
 from launcher.run import layer_lint
 
 pytestmark = pytest.mark.slow
@@ -23,8 +24,9 @@ MENDED = {
     "dropout in 16 bits": "drop",
     "no loss scale": "crop",
     "schedule of parts": "muon",
-    "metric that is a variable": "alias",
 }
+if versions.keeps_metrics_variables():
+    MENDED["metric that is a variable"] = "alias"
 MET = {
     "crop in training alone": "crop",
     "sentinel in 16 bits": "mask",
@@ -135,6 +137,7 @@ def rules(found):
     return {one.rule: one.path for one in found}
 
 
+@pytest.mark.skipif(versions.of(keras.__version__) < (3, 14), reason="with it a mask ends where a dtype changes")
 def test_each_trap_is_named_once_with_its_layer_and_there_is_no_other_line(model):
     assert rules(launcher.lint(model)) == MET | MENDED | {"no loss scale": "mask, tokens, crop and 5 more"}
     task = types.SimpleNamespace(example=None)
