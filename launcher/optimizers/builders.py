@@ -1,4 +1,4 @@
-"""The optimizers that recipes bind by name: momentum, adam, adamw, lamb, adafactor, lars, and all of Keras's.
+"""The optimizers that recipes bind by name, momentum, adam, adamw, lamb, adafactor, lars, nadam, muon; all of Keras's.
 
 Each returns an `Optimizer`, to be built under the strategy scope that it was called in, and raises UsageError where an
 argument is out of range. Those named here decay no biases and normalisation parameters unless the recipe says so. Those
@@ -24,7 +24,7 @@ import keras
 
 from launcher.config.bound_types import check_value, checked_patterns
 from launcher.errors import UsageError
-from launcher.optimizers.methods import LAMB, LARS, Adafactor
+from launcher.optimizers.methods import LAMB, LARS, Adafactor, Muon, Nadam
 from launcher.optimizers.optimizer import NO_DECAY, Optimizer
 from launcher.optimizers.schedules import Schedule
 
@@ -171,6 +171,69 @@ def lars(
     return _decays_itself("lars", LARS, learning_rate, weight_decay, exclude_from_decay, nesterov=nesterov, **settings)
 
 
+@_configurable
+def nadam(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-8,
+    momentum_decay: float = 0.004,
+    weight_decay: float = 0.0,
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Adam with Nesterov's momentum, as in its paper and in PyTorch, see `launcher.optimizers.methods.Nadam`.
+
+    Args:
+      epsilon: added to the root of the bias-corrected second moment.
+      momentum_decay: how fast the momentum warms up to `beta_1`.
+      weight_decay: part of a weight, times the learning rate, that each step takes away.
+    """
+    moments = _moments("nadam", beta_1, beta_2, epsilon)
+    moments |= _checked("nadam", _NOT_NEGATIVE, momentum_decay=momentum_decay)
+    return _decays_itself("nadam", Nadam, learning_rate, weight_decay, exclude_from_decay, **moments)
+
+
+@_configurable
+def muon(
+    *,
+    learning_rate: float | Schedule = gin.REQUIRED,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    rms: float | None = 0.2,
+    adam_rate: float = 1.0,
+    beta_1: float = 0.9,
+    beta_2: float = 0.95,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.1,
+    by_adam: Sequence[str] = Muon.defaults["by_adam"],
+    heads_last: Sequence[str] = Muon.defaults["heads_last"],
+    exclude_from_decay: Sequence[str] = NO_DECAY,
+) -> Optimizer:
+    """Muon for matrices, attention's among them, and AdamW for the rest, see `launcher.optimizers.methods.Muon`.
+
+    Args:
+      momentum: decay rate of the velocity of matrices.
+      beta_1, beta_2: decay rates of AdamW's moments.
+      epsilon: added to the root of AdamW's second moment.
+      ns_steps: iterations that make an update orthogonal.
+      rms: root mean square of a matrix's update before the rate; None for the first paper's scale.
+      adam_rate: multiplies the rate of the weights that AdamW updates.
+      weight_decay: part of a weight, times the learning rate, that each step takes away.
+      by_adam: regular expressions; weights whose path matches one are AdamW's, as all vectors are.
+      heads_last: regular expressions; of a matching weight with more axes than two, the first one is that of inputs.
+    """
+    settings: dict[str, Any] = _moments("muon", beta_1, beta_2, epsilon) | _checked("muon", _RATE, momentum=momentum)
+    settings |= _checked("muon", _POSITIVE, adam_rate=adam_rate) | (
+        {} if rms is None else _checked("muon", _POSITIVE, rms=rms)
+    )
+    check_value("muon.ns_steps", ns_steps, ns_steps >= 1, "1 or more")
+    settings |= {name: checked_patterns(name, of) for name, of in (("by_adam", by_adam), ("heads_last", heads_last))}
+    settings |= {"nesterov": nesterov, "ns_steps": ns_steps, "rms": rms}
+    return _decays_itself("muon", Muon, learning_rate, weight_decay, exclude_from_decay, **settings)
+
+
 def _register_keras(of: type[keras.optimizers.Optimizer]) -> None:
     """Makes an optimizer of Keras known to gin as `keras.optimizers.NAME`."""
     taken = [each for each in inspect.signature(of).parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -224,7 +287,7 @@ def _decays_itself(
     learning_rate: float | Schedule,
     weight_decay: float,
     exclude_from_decay: Sequence[str],
-    **settings: float,
+    **settings: Any,
 ) -> Optimizer:
     """One of Launcher's own Keras optimizers, whose weight decay is a part of its update."""
     _checked(name, _NOT_NEGATIVE, weight_decay=weight_decay)

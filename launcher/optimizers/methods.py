@@ -1,5 +1,6 @@
-"""Launcher's own Keras optimizers: LAMB and LARS for very large batches, Adafactor for little memory."""
+"""Launcher's own Keras optimizers: LAMB and LARS for very large batches, Adafactor for little memory, Nadam, Muon."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from launcher.optimizers.weight_shards import Variables, WeightShard, means, norms, without_axis
+from launcher.optimizers.weight_shards import Variables, WeightShard, means, norms, whole_of, without_axis
 
 
 class _Method(keras.optimizers.Optimizer):
@@ -192,6 +193,135 @@ class Adafactor(_Method):
         if self.included[index] and self.layer_decay:
             update += self.layer_decay * weight
         self.assign_sub(variable, rate * update)
+
+
+class Nadam(_Method):
+    """Adam with Nesterov's momentum (Dozat 2016, Incorporating Nesterov Momentum into Adam, with its warm-up).
+
+        mu_t = beta_1 (1 - 0.5 * 0.96^(t * momentum_decay))          M_t = mu_1 ... mu_t
+        m = beta_1 m + (1 - beta_1) g                                v = beta_2 v + (1 - beta_2) g^2
+        u = (mu_{t+1} m / (1 - M_{t+1}) + (1 - mu_t) g / (1 - M_t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
+        w = w - learning_rate * (u + layer_decay w)
+
+    So do `torch.optim.NAdam` and Keras 2. `keras.optimizers.Nadam` of Keras 3 differs: its momentum warms up by
+    0.96^t, 250 times as fast. The weight decay is not the paper's; excluded variables have none.
+    """
+
+    defaults: ClassVar = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "momentum_decay": 0.004}
+
+    def _make_slots(self, variables: Variables) -> None:
+        self._first, self._second = (self._slots(variables, name) for name in ("first_moment", "second_moment"))
+        self._products = [
+            self.add_variable((), "ones", one.dtype, name=f"{one.path.replace('/', '_')}_momentum_product")
+            for one in variables
+        ]
+
+    def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+        first, second, product = self._first[index], self._second[index], self._products[index]
+        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+
+        def momentum(step: tf.Tensor) -> tf.Tensor:
+            return self.beta_1 * (1.0 - 0.5 * tf.pow(tf.cast(0.96, weight.dtype), step * self.momentum_decay))
+
+        new_first = self.beta_1 * tf.convert_to_tensor(first) + (1.0 - self.beta_1) * gradient
+        new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
+        new_product = tf.convert_to_tensor(product) * momentum(count)
+        update = (momentum(count + 1.0) / (1.0 - new_product * momentum(count + 1.0))) * new_first
+        update += ((1.0 - momentum(count)) / (1.0 - new_product)) * gradient
+        unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+        update /= tf.sqrt(unbiased_second) + self.epsilon
+        if self.included[index] and self.layer_decay:
+            update += self.layer_decay * weight
+        self.assign(first, new_first)
+        self.assign(second, new_second)
+        self.assign(product, new_product)
+        self.assign_sub(variable, rate * update)
+
+
+class Muon(_Method):
+    """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for matrices, and AdamW for all other weights.
+
+        b = momentum b + (1 - momentum) g
+        u = orthogonal(momentum b + (1 - momentum) g)              by ns_steps Newton-Schulz iterations
+        w = w - learning_rate * (scale u + layer_decay w)
+
+    The scale is sqrt(max(1, outputs / inputs)), the paper's; with `rms` it is rms * sqrt(max(outputs, inputs)), with
+    which the updates are as large as Adam's and have its rate and decay (Liu et al. 2025, arXiv 2502.16982).
+
+    A matrix is a weight with two axes or more: its last axis against all others, as of a convolution or of attention's
+    output, but the first one against the others where `heads_last` says that these are heads. What `by_adam` matches
+    and vectors have Adam's update, at the rate times `adam_rate`. Excluded variables are not decayed.
+
+    `keras.optimizers.Muon` differs: it takes the biases of attention, which have two axes, for matrices, leaves its
+    kernels, which have three, to Adam, and has no scale by the ratio of outputs and inputs.
+    """
+
+    defaults: ClassVar = {
+        "momentum": 0.95,
+        "nesterov": True,
+        "ns_steps": 5,
+        "rms": 0.2,
+        "adam_rate": 1.0,
+        "beta_1": 0.9,
+        "beta_2": 0.95,
+        "epsilon": 1e-8,
+        "by_adam": (r"bias$", r"gamma$", r"beta$", r"embedding", r"depthwise"),
+        "heads_last": (r"(query|key|value|qkv)[^/]*/kernel$",),
+    }
+
+    def _make_slots(self, variables: Variables) -> None:
+        def matches(patterns: Sequence[str], path: str) -> bool:
+            return any(re.search(pattern, path) for pattern in patterns)
+
+        is_matrix = [len(v.shape) >= 2 and not matches(self.by_adam, v.path) for v in variables]
+        self._splits = [
+            None if not is_one else 1 if matches(self.heads_last, v.path) else len(v.shape) - 1
+            for v, is_one in zip(variables, is_matrix, strict=True)
+        ]
+        self._first = self._slots(variables, "momentum")
+        self._second = [
+            None if is_one else self._slots([v], "second_moment")[0]
+            for v, is_one in zip(variables, is_matrix, strict=True)
+        ]
+
+    def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
+        first, second, split = self._first[index], self._second[index], self._splits[index]
+        beta = self.beta_1 if split is None else self.momentum
+        new_first = beta * tf.convert_to_tensor(first) + (1.0 - beta) * gradient
+        if split is not None:
+            ahead = beta * new_first + (1.0 - beta) * gradient if self.nesterov else new_first
+            update = self._orthogonal(whole_of(variable, ahead), split)
+            update = variable.of(update) if isinstance(variable, WeightShard) else update
+        else:
+            count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+            new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
+            unbiased_first = new_first / (1.0 - tf.pow(tf.cast(beta, weight.dtype), count))
+            unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+            update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
+            rate *= self.adam_rate
+            self.assign(second, new_second)
+        if self.included[index] and self.layer_decay:
+            update += self.layer_decay * weight
+        self.assign(first, new_first)
+        self.assign_sub(variable, rate * update)
+
+    def _orthogonal(self, tensor: tf.Tensor, split: int) -> tf.Tensor:
+        """The nearest orthogonal matrix, about, times the scale; of a tensor as one of its first axes and the others.
+
+        The iteration is Newton-Schulz's of the fifth order, with the paper's coefficients.
+        """
+        inputs, outputs = math.prod(tensor.shape[:split]), math.prod(tensor.shape[split:])
+        matrix = tf.reshape(tensor, [inputs, outputs])
+        is_tall = inputs > outputs
+        matrix = tf.transpose(matrix) if is_tall else matrix
+        matrix /= tf.norm(matrix) + 1e-7
+        for _ in range(self.ns_steps):
+            square = tf.matmul(matrix, matrix, transpose_b=True)
+            matrix = 3.4445 * matrix + tf.matmul(-4.7750 * square + 2.0315 * tf.matmul(square, square), matrix)
+        matrix = tf.transpose(matrix) if is_tall else matrix
+        by_shape = math.sqrt(max(1.0, outputs / inputs))
+        scale = by_shape if self.rms is None else self.rms * math.sqrt(max(outputs, inputs))
+        return scale * tf.reshape(matrix, tensor.shape)
 
 
 def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:

@@ -185,9 +185,9 @@ class Optimizer:
         raise UsageError(
             f"train.shard: {kind.__name__} {self.keras_optimizer.name!r} is not known to update each element of a "
             "weight by itself, and its replicas would see only their shards of the weights. Bind train.optimizer to "
-            f"Launcher's @adafactor, @lamb or @lars, which do it in parts, or use one of {', '.join(_ELEMENT_WISE)}; "
-            "leave train.shard out, or, if it is your own and its update_step does so, say element_wise = True in its "
-            "class"
+            "Launcher's @adafactor, @lamb, @lars, @muon or @nadam, which do it in parts, or use one of "
+            f"{', '.join(_ELEMENT_WISE)}; leave train.shard out, or, if it is your own and its update_step does so, "
+            "say element_wise = True in its class"
         )
 
     @property

@@ -124,6 +124,15 @@ def norms(variable: keras.Variable | WeightShard, *tensors: tf.Tensor) -> list[t
     return tf.unstack(tf.sqrt(sum_over_replicas(squares)))
 
 
+def whole_of(variable: keras.Variable | WeightShard, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor; of a shard of a variable's, the whole, by one reduction of its size."""
+    if not isinstance(variable, WeightShard):
+        return tensor
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    parts = [tf.where(tf.equal(replica, place), tensor, tf.zeros_like(tensor)) for place in range(variable.count)]
+    return sum_over_replicas(tf.concat(parts, variable.axis))
+
+
 def means(variable: keras.Variable | WeightShard, *tensors: tf.Tensor, axis: int | None = None) -> list[tf.Tensor]:
     """The means over one axis, or all, of tensors of a variable's shape; of a shard those of the whole.
 

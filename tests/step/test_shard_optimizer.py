@@ -231,7 +231,7 @@ def deep_network() -> keras.Model:
     )
 
 
-@pytest.mark.parametrize("name", repeated_but(["adafactor"], ["lamb", "lars", "adafactor"]))
+@pytest.mark.parametrize("name", repeated_but(["adafactor"], ["lamb", "lars", "adafactor", "nadam", "muon"]))
 def test_norms_and_means_of_whole_weights_are_taken_of_their_parts(name):
     def optimizer():
         return getattr(optimizers, name)(learning_rate=0.01, weight_decay=0.1)
