@@ -273,9 +273,10 @@ def test_two_processes_train_as_one_and_come_back_when_one_is_killed(run_launche
     given = ("train.checkpoint_every = 5", "train.steps_per_loop = 1", "train.epochs = None", *EVERYTHING, *more)
     assert run_launcher(*flags(together, 24, *given, "train.shard = 'none'"), PJRT, "--replicas=4").returncode == 0
     drill = ("--drill=kill", "--drill_worker=1", "--drill_step=12", f"--drill_reference={undisturbed}")
-    for folder, also in ((undisturbed, ()), (killed, drill)):
+    dumped = {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'xla'} --xla_dump_hlo_as_text"}
+    for folder, also, env in ((undisturbed, (), dumped), (killed, drill, None)):
         job_flags = (*flags(folder, 24, *given), "--workers=2", PJRT, "--replicas=2", *also)
-        done = run_launcher(*job_flags, module="launcher.launch")
+        done = run_launcher(*job_flags, module="launcher.launch", env=env)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "worker 1 was killed by SIGKILL" in done.stdout + done.stderr
     assert "restarting all workers" in done.stdout + done.stderr
@@ -287,6 +288,9 @@ def test_two_processes_train_as_one_and_come_back_when_one_is_killed(run_launche
     store = CheckpointStore(str(killed / "checkpoints"))
     files = list((killed / "checkpoints" / f"step_{store.latest():08d}").glob("state.data-*"))
     assert len(files) == (2 if more else 1), "each worker writes its own parts"
+    compiled = "".join(file.read_text() for file in (tmp_path / "xla").glob("*after_optimizations.txt"))
+    assert re.search(r" all-reduce(-start)?\(", compiled)
+    assert compiled.count("reduce-scatter") == 0  # Gloo's is suspected, see `Program`
 
 
 @pytest.mark.heavy
