@@ -249,6 +249,21 @@ def accumulation() -> tuple[str, bool]:
 
 
 @row("tensorflow", "keras")
+def own_step_loss() -> tuple[str, bool]:
+    import keras
+    import numpy as np
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            return {"loss": keras.ops.mean(self(data[0]) - data[1]) + 3.0}
+
+    model = Own([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    told = model.fit(np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32"), verbose=0).history["loss"][0]
+    return f"a step that returns a loss of 3 is told as {told:g}", told != 3
+
+
+@row("tensorflow", "keras")
 def nadam() -> tuple[str, bool]:
     import keras
     import numpy as np

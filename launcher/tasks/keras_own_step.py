@@ -46,6 +46,8 @@ class OwnSteps:
         self._model, self._example = model, example
         self.seeds = keras.random.SeedGenerator(0)
         self._assigned: list[keras.Variable] = []
+        # Of what each step returns, the names that are of metrics which it never updates.
+        self._left: dict[str, set[str]] = {}
         self.has_sums = False
         self._uses: Uses = []
         before, uses = len(model.variables), self.uses()
@@ -66,6 +68,7 @@ class OwnSteps:
     def tried(self, step: str, example: Callable[[], Any]) -> Uses:
         """Traces a step, makes what is not built yet, and runs and differentiates nothing; returns what it applies."""
         uses: Uses = []
+        of_metrics: dict[str, keras.metrics.Metric] = {}
 
         def note(optimizer: keras.optimizers.Optimizer, gradients: Any, variables: Any) -> None:
             uses.append((optimizer, variables or ()))
@@ -73,7 +76,10 @@ class OwnSteps:
         def trace() -> None:
             tracing = Tracing(apply=note, num_real=tf.constant(1.0), seeds=self.seeds, differentiates=False)
             with keras_tracing.replica(tracing, []):
-                getattr(self._model, step)(example())
+                returned = keras_metrics.leaves(getattr(self._model, step)(example()) or {})
+                named = {name: metric for metric in self._model.metrics for name in _names(metric)}
+            if named.keys() == returned.keys():
+                of_metrics.update(named)
             self.has_sums |= tracing.has_sums
 
         # What layers make in the scope is given its first value when it ends, and what the graph assigns is left.
@@ -88,7 +94,10 @@ class OwnSteps:
                 f"{type(self._model).__name__}'s {step} assigns the tf.Variable {min(held)!r}, which no checkpoint "
                 "holds and a skipped step would change: make it a weight of the model, by add_weight(trainable=False)"
             )
-        counted = {id(variable) for variable in self._model.metrics_variables}
+        written, counted = ({id(variable) for variable in held} for held in (own, self._model.metrics_variables))
+        self._left[step] = {
+            name for name, one in of_metrics.items() if not written & {id(held) for held in one.variables}
+        }
         if step == "train_step":
             self._assigned = [variable for variable in own if id(variable) not in counted]
         return uses
@@ -101,8 +110,11 @@ class OwnSteps:
         with keras_tracing.replica(tracing, self._metrics):
             named = keras_metrics.leaves(getattr(self._model, _STEPS[training])(data) or {})
             of_metrics = keras_metrics.leaves(self._model.get_metrics_result())
-        # Keras tells the metrics' results where the step returns something under all of their names, and no other.
-        named = of_metrics if of_metrics.keys() == named.keys() else named
+        # Keras tells the metrics' results where the step returns something under all of their names, and no other: also
+        # of those that the step never updates, which is 0.
+        if of_metrics.keys() == named.keys():
+            left = self._left.get(_STEPS[training], set())
+            named = {name: named[name] if name in left else value for name, value in of_metrics.items()}
         self._told[training] = {
             name: next((told for leaf, told in tracing.results if leaf is value), None) for name, value in named.items()
         }
@@ -137,6 +149,12 @@ class OwnSteps:
             "examples: that is the same training on any number of replicas where a loss is a mean over examples or has "
             "one value for each, not where it is one sum or compares examples with one another; --mode=verify tells"
         ]
+        left = sorted(name for names in self._left.values() for name in names)
+        if left:
+            notes.append(
+                f"{first(left)} is what the step returns, as a mean over the examples: the metric of this name, which "
+                "Keras's fit tells, is never updated by the step, and 0"
+            )
         own = [one for one in self._metrics if not type(one).__module__.startswith("keras.") and one.variables]
         if own:
             names = first([metric.name for metric in own])
@@ -174,6 +192,11 @@ class OwnSteps:
                 number = np.asarray(keras.ops.convert_to_tensor(result if inner is None else result[inner]))
                 named |= keras_metrics.floats(name, number)
         return named
+
+
+def _names(metric: keras.metrics.Metric) -> list[str]:
+    result = metric.result()
+    return [*keras_metrics.leaves(result)] if isinstance(result, dict) else [metric.name]
 
 
 def _key(training: bool, name: str) -> str:

@@ -288,6 +288,34 @@ def test_validation_is_by_the_test_step_of_its_own(tmp_path):
     np.testing.assert_allclose(found.history["val_loss"][-1], whole, rtol=1e-5)
 
 
+class Unmetered(keras.Sequential):
+    """Counts its loss by no metric: Keras's fit tells 0."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {self.key: loss}
+
+
+def test_a_returned_loss_that_no_metric_counts_is_told(tmp_path):
+    x, y = np.ones((32, 2), np.float32), np.ones((32, 1), np.float32)
+    found = {}
+    for key in ("loss", "my_loss"):
+
+        def build(key=key):
+            model = Unmetered([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            model.key = key
+            model.compile("sgd", "mse")
+            return model
+
+        history = launcher.fit(build, x, y, batch_size=16, epochs=2, model_dir=str(tmp_path / key), verbose=0)
+        found[key] = history.history[key]
+    assert found["loss"] == found["my_loss"] and 0 < found["loss"][1] < found["loss"][0]
+
+
 def of_dataset():
     return tf.data.Dataset.from_tensor_slices(X).batch(16)
 
