@@ -82,8 +82,11 @@ def save(model: keras.Model, store: CheckpointStore, model_dir: str, which: str,
 @contextlib.contextmanager
 def _whole_slots(model: keras.Model, store: CheckpointStore, step: int) -> Iterator[None]:
     """A block in which Keras saves the whole of an optimizer's state, also where a replica has its part alone."""
-    optimizer, names = model.optimizer, dict[str, Any]()
-    for variable in getattr(optimizer, "variables", ()):
+    optimizer, names = getattr(model, "optimizer", None), dict[str, Any]()
+    if optimizer is None:  # as of a model that is not compiled
+        yield
+        return
+    for variable in optimizer.variables:
         names[unique_name(as_if_first(f"optimizer/{variable.path}", model), names)] = variable
     stored = store.stored(step, names.__contains__)
     wholes = {id(names[name]): one for name, one in stored.items() if one.shape != tuple(names[name].shape)}
