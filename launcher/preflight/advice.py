@@ -11,7 +11,7 @@ from launcher.preflight.compiled.hlo import Instruction
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
 from launcher.reporting.units import bytes_text, first, milliseconds
-from launcher.step_program.op_source import short_name
+from launcher.step.op_source import short_name
 
 _WORTH = 0.02  # share of the arithmetic, the memory or the time below which advice would be noise
 _SHOWN = 3

@@ -13,7 +13,7 @@ from launcher.preflight.slice_finding import SliceFinding
 from launcher.preflight.targets import Target
 from launcher.reporting.console import Console, show_table
 from launcher.reporting.units import amount, bytes_text, milliseconds, plural, step_text
-from launcher.step_program.op_source import short_name
+from launcher.step.op_source import short_name
 
 _OF_PLAN = ("task", "data", "batch", "rematerialisation", "policy", "steps")
 _MEASURED = ("result", "memory needed", "of it", "step", "bound by")

@@ -26,11 +26,11 @@ from launcher.reporting.units import bytes_text
 from launcher.run import layer_settings, loading
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
-from launcher.step import flops
+from launcher.step import flops, op_source
 from launcher.step.flops import Flops
 from launcher.step.layers import group_sizes
 from launcher.step.trainer import Trainer
-from launcher.step_program import lowering, op_source
+from launcher.step_program import lowering
 from launcher.step_program.lowering import Lowered, StepProgram
 
 _STATUS = re.compile(r"^([A-Z_]+): ")

@@ -17,7 +17,7 @@ from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
 from launcher.machine import xla
 from launcher.machine.no_autograph import no_autograph
-from launcher.step import gradients
+from launcher.step import gradients, op_source
 from launcher.step.layers import activity_penalties
 from launcher.step.rows import Rows, rows_of
 from launcher.step.statistics import is_overwritten, moving, present, seed_states
@@ -223,7 +223,10 @@ class LocalPass:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
         with xla.compiling(self._config.compiled):
-            found, watched = tape.gradient(scaled, (variables, sources))
+            try:
+                found, watched = tape.gradient(scaled, (variables, sources))
+            except LookupError as error:  # a KeyError is one, too
+                raise op_source.without_gradient(error, self._model) from error
         unused = {index for index, gradient in enumerate(found) if gradient is None}
         if len(unused) == len(variables):
             raise UsageError("the loss depends on no trained variable: does loss() use the model that it is given?")

@@ -10,14 +10,12 @@ import keras
 import tensorflow as tf
 
 from launcher.errors import UsageError
-from launcher.step.layers import Placed
+from launcher.step import op_source
 from launcher.step.statistics import captures
-from launcher.step_program import op_source
 
 # Leans on TensorFlow: the lowering's errors name operations and nodes in these words. Noticed by
 # tests/step_program/test_lowering.py. Then: take the new words; without them the message is TensorFlow's.
 _UNSUPPORTED = re.compile(r"Detected unsupported operations .*?: (\w+) \(")
-_NO_GRADIENT = re.compile(r"gradient registry has no entry for: (\w+)")
 _NODE = re.compile(r"\{\{node (\S+?)\}\}")
 _NOT_CONSTANT = re.compile(r"Input \d+ to node `\S+` with op (\w+) must be a compile-time constant")
 # The frames are those of the user and of Launcher, the innermost last; TensorFlow takes its own out.
@@ -72,7 +70,7 @@ def check_resources(traced: tf.types.experimental.ConcreteFunction, held: Collec
         where = lines.get(node.name)
         found = (told for kind, told in _RESOURCES.items() if any(re.search(kind, one) for one in types))
         what, instead = next(found, _OTHER_RESOURCE)
-        at = _at(where, op_source.layer_of(node.name, model))
+        at = op_source.at(where, op_source.layer_of(node.name, model))
         raise CannotLowerError(f"it uses {what}{at}; {instead}", operation=node.op, where=where)
 
 
@@ -80,23 +78,12 @@ def of_unknown_shape(tensor: tf.Tensor, graph: tf.Graph, model: keras.Model) -> 
     """The refusal of what a layer makes of text, or of other data that XLA does not take."""
     name = tensor.op.name
     where = op_source.user_lines(graph).get(name)
-    at = _at(where, op_source.layer_of(name, model))
+    at = op_source.at(where, op_source.layer_of(name, model))
     why = (
         f"what is made of the data{at} has sizes that are not known before: {tensor.shape}; have it pad, as "
         "TextVectorization does with output_sequence_length"
     )
     return CannotLowerError(why, where=where)
-
-
-def without_gradient(error: LookupError, model: keras.Model) -> Exception:
-    """The refusal of an operation of the graph that is traced that TensorFlow has no gradient of; else the error."""
-    if not (found := _NO_GRADIENT.search(str(error))):
-        return error
-    graph, operation = tf.compat.v1.get_default_graph(), found.group(1)
-    name = next((one.name for one in graph.get_operations() if one.type == operation), "")
-    where = op_source.user_lines(graph).get(name)
-    at = _at(where, op_source.layer_of(name, model))
-    return CannotLowerError(f"TensorFlow has no gradient of {operation}{at}", where=where)
 
 
 def checks_left_out(graph: tf.Graph) -> list[str]:
@@ -119,13 +106,6 @@ def _nodes(graph: tf.Graph) -> list[tuple[tf.compat.v1.NodeDef, set[str]]]:
     return [(node, types(node)) for node in definition.node]
 
 
-def _at(where: str | None, layer: Placed | None) -> str:
-    """What is known of a place, in brackets: the layer, and the user's line."""
-    named = f"layer {layer.place!r} of type {type(layer.layer).__name__}" if layer else None
-    told = "; ".join(filter(None, (named, where)))
-    return f" ({told})" if told else ""
-
-
 def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowerError:
     """The message of a failed `experimental_get_compiler_ir` of TensorFlow 2.21, for the user; `graph` is the step."""
     said = str(error)
@@ -138,7 +118,7 @@ def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowe
     if where is None and nodes:  # of a graph that was cut in two, whose operations have no lines
         where = op_source.user_lines(graph).get(nodes[0])
     layer = op_source.layer_of("/".join(nodes), model)  # calls around the node have names of their own
-    at = _at(where, layer)
+    at = op_source.at(where, layer)
     if found := _UNSUPPORTED.search(said):
         operation = found.group(1)
         # TensorFlow's own name for what is handed in from outside.
@@ -154,8 +134,8 @@ def explain(error: Exception, graph: tf.Graph, model: keras.Model) -> CannotLowe
     if _ENDLESS_LOOP in said:
         where = _endless_loop(graph)
         why = (
-            f"a loop with a gradient turns as often as a tensor says{_at(where, layer)}, and XLA must know how often "
-            "at most; loop over tf.range of a Python number, or give tf.while_loop its maximum_iterations"
+            f"a loop with a gradient turns as often as a tensor says{op_source.at(where, layer)}, and XLA must know "
+            "how often at most; loop over tf.range of a Python number, or give tf.while_loop its maximum_iterations"
         )
         return CannotLowerError(why, operation="While", where=where)
     first = said.strip().splitlines()[0] if said.strip() else type(error).__name__
@@ -166,7 +146,7 @@ def of_unknown_size(location: str, graph: tf.Graph, model: keras.Model) -> Canno
     """The refusal of a tensor, made at a location of MLIR, that has as many rows as values say."""
     name = location.split('"')[1]
     where = op_source.line_of(op_source.user_lines(graph), name)
-    at = _at(where, op_source.layer_of(name, model))
+    at = op_source.at(where, op_source.layer_of(name, model))
     why = f"how many rows a tensor has depends on values{at}; keep all rows, and give those that do not count weight 0"
     return CannotLowerError(why, where=where)
 

@@ -184,10 +184,7 @@ def lower(
 
     def step(*batch: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with PodReplica(strategy, num_replicas, for_tpu=for_tpu and not divides_weights):
-            try:
-                report = on_replica(dict(zip(spec, batch, strict=True)))
-            except LookupError as error:  # a KeyError is one, too
-                raise cannot_lower.without_gradient(error, held.model) from error
+            report = on_replica(dict(zip(spec, batch, strict=True)))
         return report, [variable.read_value() for variable in variables]
 
     handles = {id(variable.handle) for variable in variables}

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from launcher.step_program import op_source
+from launcher.step import op_source
 from launcher.step_program.jax_parts import JaxParts
 
 # Leans on TensorFlow: stateless random operations have their algorithm as input 3. Noticed by

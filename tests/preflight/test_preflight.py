@@ -14,7 +14,7 @@ from launcher.errors import EXIT_DONE, EXIT_USAGE
 from launcher.preflight import advice, roofline, slice_finding, slices
 from launcher.preflight.compiled import costs, hbm, hlo
 from launcher.preflight.compiler import Compiler
-from launcher.step_program import op_source
+from launcher.step import op_source
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from zoo_kinds import Kind, ids, in_image, loss, numbers, operation, optimizer
+from zoo_kinds import TOLERANCE, Kind, ids, in_image, loss, numbers, operation, optimizer
 
 L, K = keras.layers, keras.ops
 
@@ -144,12 +144,12 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "weight's slice updated": lambda x, w: x @ K.slice_update(w, (0, 0), K.ones((2, 64))),
         "weight in a loop": lambda x, w: K.fori_loop(0, 3, lambda _, one: wave(one @ w), x),
         "weight in while": _in_while,
-        "weight in scan": lambda x, w: K.scan(lambda one, _: (wave(one @ w), one[:, 0]), x, K.arange(3))[0],
+        "weight in scan": lambda x, w: K.scan(lambda one, _: (wave(one @ w), one), x, K.arange(3))[0],
         "weight in map": lambda x, w: K.map(lambda row: K.tensordot(row, w, 1), x),
         "weight in vectorized_map": lambda x, w: K.vectorized_map(lambda row: K.tensordot(row, w, 1), x),
-        "weight in cond": lambda x, w: K.cond(K.sum(x) > 0, lambda: x @ w, lambda: x @ K.transpose(w)),
-        "weight in switch": lambda x, w: K.switch(K.cast(K.sum(x) > 0, "int32"), [lambda a: a @ w, lambda a: a - 1], x),
-        "weight in associative_scan": lambda x, w: x @ K.associative_scan(K.add, w),
+        "weight in cond": lambda x, w: K.cond(K.sum(w) > 0, lambda: x @ w, lambda: x @ K.transpose(w)),
+        "weight in switch": lambda x, w: K.switch(K.cast(K.sum(w) > 0, "int32"), [lambda a: a @ w, lambda a: a - 1], x),
+        "weight in associative_scan": lambda x, w: x @ K.associative_scan(K.add, w.value),
         "weight inverted": lambda x, w: x @ K.inv(w + 8 * K.eye(64)),
         "weight solved": lambda x, w: K.transpose(K.solve(w + 8 * K.eye(64), K.transpose(x))),
         "weight solved by triangle": lambda x, w: K.transpose(
@@ -194,9 +194,9 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "one_hot": lambda x, w: x + K.one_hot(K.argmax(x, 1), 64),
         "multi_hot": lambda x, w: x + K.multi_hot(K.top_k(x, 2)[1], 64),
         "bincount": lambda x, w: x + K.cast(K.bincount(K.argsort(x), minlength=64), "float32")[..., :64],
-        "histogram": lambda x, w: x + K.cast(K.histogram(x, 64)[0], "float32") / 1000,
+        "histogram": lambda x, w: x + K.cast(K.histogram(w, 64)[0], "float32") / 1000,
         "digitize": lambda x, w: x + K.cast(K.digitize(x, K.convert_to_tensor([-0.5, 0.0, 0.5])), "float32"),
-        "searchsorted": lambda x, w: x + K.cast(K.searchsorted(K.convert_to_tensor([-0.5, 0.0, 0.5]), x[0]), "float32"),
+        "searchsorted": lambda x, w: x + K.cast(K.searchsorted(K.convert_to_tensor([-0.5, 0.0, 0.5]), w[0]), "float32"),
         "erfinv": lambda x, w: K.erfinv(0.9 * wave(x)),
         "erf": lambda x, w: K.erf(x),
         "i0": lambda x, w: K.i0(x),
@@ -232,7 +232,10 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "sparse": lambda x, w: x + tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.round(x)), w.value),
         "while of unknown length": _until_small,
     }
-    yield from ((f"ops.{name}", operation(function)) for name, function in functions.items())
+    # Each replica rounds its own gradient to bfloat16; a decomposition's gradient divides by small differences.
+    coarse = {"weight twice and cast": 1e-4, "weight's svd": 1e-5}
+    for name, function in functions.items():
+        yield f"ops.{name}", operation(function, tolerance=coarse.get(name, TOLERANCE))
     activations = (
         "celu",
         "exponential",
@@ -273,7 +276,9 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "perspective": lambda x: K.image.perspective_transform(
             x, K.array([[0.0, 0], [0, 7], [7, 0], [7, 7]]), K.array([[1.0, 0], [0, 7], [7, 0], [7, 6]])
         ),
-        "map_coordinates": lambda x: K.image.map_coordinates(x[0, ..., 0], K.ones((2, 8, 8)), 1)[..., None] + x,
+        "map_coordinates": lambda x: K.map(
+            lambda one: K.image.map_coordinates(one[..., 0], K.ones((2, 8, 8)), 1)[..., None] + one, x
+        ),
         "gaussian_blur": lambda x: K.image.gaussian_blur(x),
         "extract_patches": lambda x: K.image.extract_patches(x, 2),
         "pad_images": lambda x: K.image.pad_images(x, 1, 1, 10, 10),
@@ -293,7 +298,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "space_to_depth": lambda x: tf.nn.space_to_depth(x, 2),
         "local_response_normalization": lambda x: tf.nn.local_response_normalization(x),
         "max_pool_with_argmax": lambda x: tf.nn.max_pool_with_argmax(x, 2, 2, "SAME")[0],
-        "fractional_max_pool": lambda x: tf.nn.fractional_avg_pool(x, [1, 2, 2, 1], seed=1)[0],
+        "fractional_max_pool": lambda x: tf.nn.fractional_max_pool(x, [1, 2, 2, 1], seed=1)[0],
         "dilation2d": lambda x: tf.nn.dilation2d(x, tf.ones((2, 2, 16)), [1] * 4, "SAME", "NHWC", [1] * 4),
         "non_max_suppression": _without_neighbours,
     }

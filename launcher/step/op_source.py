@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 import launcher
+from launcher.errors import UsageError
 from launcher.errors.user_code import Place
 from launcher.step.layers import Placed, walk
 
@@ -22,12 +23,15 @@ _LAUNCHER = f"{Path(launcher.__file__).resolve().parent}{os.sep}"
 _GRADIENT_TAPE = "gradient_tape/"
 # Around what stands in the loop over microbatches.
 # Leans on TensorFlow: names of operations in loops and functions begin so. Noticed by
-# tests/step_program/test_op_source.py. Then: find the new prefixes; only layers in preflight's tables are affected.
+# tests/step/test_op_source.py. Then: find the new prefixes; only layers in preflight's tables are affected.
 _AROUND = re.compile(r"^(?:while(?:/body)?(?:/_\d+)?/|(?:Stateful)?PartitionedCall(?:_\d+)?/)+")
 _GRADIENT = ("gradient_tape/", "gradients/")
 # A layer that is called again gets its name with a number; the step calls each for the second time.
 _CALLED_AGAIN = re.compile(r"_1(?=/)")
 _COUNTER = re.compile(r"_\d+$")
+# Leans on TensorFlow: its error says so. Noticed by tests/step/test_op_source.py. Then: take the new words; without
+# them it is raised as it is.
+_NO_GRADIENT = re.compile(r"(?:registry has no entry for: |\(op type: )(\w+)")
 
 
 def short_name(op_name: str) -> str:
@@ -107,3 +111,22 @@ def line_of(lines: Mapping[str, str], op_name: str) -> str:
             return lines[name]
         name = name.rpartition("/")[0]
     return ""
+
+
+def at(where: str | None, layer: Placed | None) -> str:
+    """What is known of a place, in brackets: the layer, and the user's line."""
+    named = f"layer {layer.place!r} of type {type(layer.layer).__name__}" if layer else None
+    told = "; ".join(filter(None, (named, where)))
+    return f" ({told})" if told else ""
+
+
+def without_gradient(error: LookupError, model: keras.Model) -> Exception:
+    """The refusal of an operation, of the graph that is traced, that TensorFlow has no gradient of; else the error."""
+    if not (found := _NO_GRADIENT.search(str(error))):
+        return error
+    graph, operation = tf.compat.v1.get_default_graph(), found.group(1)
+    name = next((one.name for one in graph.get_operations() if one.type == operation), "")
+    known = at(user_lines(graph).get(name), layer_of(name, model))
+    return UsageError(
+        f"TensorFlow has no gradient of {operation}{known}; use another operation, or tf.stop_gradient in front of it"
+    )
