@@ -94,7 +94,8 @@ def build_on(runtime: Runtime, plan: RunPlan) -> Session:
         _check_one_copy(plan, [*assigns, *statistics.seed_states(model)])
     of_batches = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and not runtime.traits.compiles
-    place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads)
+    divides = runtime.traits.divides_rows
+    place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads, divides)
     recipe.task.placed(place)
     if recipe.penalty is not None:
         recipe.penalty.check(model)

@@ -34,6 +34,7 @@ class Traits:
       one_memory: all replicas are on this process's CPU, so that a batch is where it is made.
       on_cpu: its kernels are TensorFlow's for CPUs, which add 16-bit floats up in 16 bits.
       one_copy: all replicas have one copy of each variable, which the first of them changes for all.
+      divides_rows: it can leave out what fills up a batch, and divide the real rows.
       own_parts: what is divided among the replicas, a process writes and gets in its own parts.
     """
 
@@ -44,6 +45,7 @@ class Traits:
     one_memory: bool = False
     on_cpu: bool = False
     one_copy: bool = False
+    divides_rows: bool = False
     own_parts: bool = False
 
 

@@ -34,7 +34,8 @@ class State:
     def __init__(self, runtime: Runtime, parts: StepParts):
         self._runtime, self._loss_scale, self.model = runtime, parts.loss_scale, parts.model
         self._optimizer, self._ema, self._counters = parts.optimizer, parts.ema, parts.counters
-        self._assigned = parts.task.step_assigns or ()
+        task, states = parts.task, parts.model.metrics_variables
+        self._assigned = task.step_assigns or [one for one in states if id(one) in task.in_layers]
         self.scaling = precision.recorded(keras.config.dtype_policy().name, parts.loss_scale)
         self._divided = of_model(parts.model, parts.config.shards, [one.variable for one in parts.statistics])
         self._shards = {id(held): shard for held, shard in [*self._optimizer.slot_shards, *self._ema.shards]}

@@ -69,7 +69,7 @@ class PjrtRuntime:
 
     Args:
       host: of one device, the host's CPU.
-      task: of the run; None for one whose model has no step of its own.
+      task: of the run; None where rows of weight 0 may fill up a batch.
       divides_weights: each device has a part of the weights, too.
       as_stored: batches come as they are stored.
       deterministic: programs of GPUs give the same bits each time.
@@ -89,7 +89,7 @@ class PjrtRuntime:
         self.devices, self.host, self.num_replicas, self.holds = devices, host, len(devices.all), False
         self.deterministic, self._as_stored = deterministic, as_stored
         several = devices.num_processes > 1
-        self.traits = Traits(compiles=True, several_processes=several, own_parts=True)
+        self.traits = Traits(compiles=True, several_processes=several, divides_rows=True, own_parts=True)
         self.workers = Workers(self._over_processes, devices.num_processes, are_several=several)
         self.first_values: FirstValues | None = {} if divides_weights else None
         self.averages: Mapping[int, Variable] = {}
@@ -108,7 +108,8 @@ class PjrtRuntime:
 
     def batches(self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **about: Any) -> InTurn:
         first, local = self.devices.first, len(self.devices.local)
-        by_rows = self._task is not None and self._task.step_assigns is not None
+        task = self._task
+        by_rows = task is not None and (task.step_assigns is not None or task.divides_rows)
         place: dict[str, Any] = {"num_replicas": self.num_replicas, "first_replica": first, "local_replicas": local}
         place = {"rows": 0} if by_rows else place
         shard = Shard(**{"seed": 0, **about, **place, "as_stored": self._as_stored})

@@ -45,10 +45,12 @@ class Task:
       result_names: the names that `results` gives, known once a step is traced; None for those of loss().
       takes_real_rows: whether loss() is to get a batch without what fills it up, one row of padding alone, where
         TensorFlow's XLA compiles it: once more for each number of rows.
+      divides_rows: whether the runtime is to leave out what fills up a batch, and divide the real rows.
       shows_rows: whether the mean loss of several steps, or of an evaluation, is that of their means, weighted with
         their rows, whatever loss() gives as weight.
       counts_rows: told by the run, whether a layer adds up or averages rows in a state of its own.
       keeps_padding: told by the run, to cut nothing off that fills up a batch.
+      in_layers: ids of states of metrics that layers update.
       step_assigns: of a model that has a step of its own, the variables that it assigns; else None.
       optimizer: a method that gives the optimizer that comes with the model; called after `model()`, under the same
         scope, unless `train.optimizer` is bound.
@@ -62,9 +64,11 @@ class Task:
     results: Callable[[Mapping[str, np.ndarray], float], Mapping[str, float]] | None = None
     result_names: Sequence[str] | None = None
     takes_real_rows: bool = False
+    divides_rows: bool = False
     shows_rows: bool = False
     counts_rows: bool = False
     keeps_padding: bool = False
+    in_layers: frozenset[int] = frozenset()
     step_assigns: Sequence[keras.Variable] | None = None
     optimizer: Callable[[], Optimizer] | None = None
 
@@ -136,6 +140,7 @@ class Place(NamedTuple):
       compiled: whether XLA compiles loss().
       jit: whether TensorFlow's does: without collectives, and for each number of rows.
       pads: whether rows of weight 0 may fill up a batch; datasets may have short ones besides.
+      divides_rows: whether the runtime can leave them out, and divide the others.
     """
 
     num_replicas: int
@@ -143,6 +148,7 @@ class Place(NamedTuple):
     compiled: bool
     jit: bool
     pads: bool
+    divides_rows: bool = False
 
 
 class Score(NamedTuple):

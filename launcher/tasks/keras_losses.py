@@ -49,8 +49,10 @@ def place(
     where: str,
     at: Place,
     counts_rows: bool,
-) -> tuple[bool, bool]:
+) -> tuple[bool, bool, bool]:
     """The way in which a model's loss is right: whether from the whole batch's outputs, and without what fills it up.
+
+    The latter by TensorFlow's XLA, or by the runtime.
 
     Args:
       reduced: of each Loss object, whether it has one number for a batch, and whether a mask.
@@ -103,13 +105,15 @@ def place(
                 "replica without microbatches alone: have it divide by the rows, or compute it in the loss"
             )
     counts = at.compiled and (counts_rows or added is not None or needs_whole)
-    if counts and at.pads and not at.jit:
+    needs_all = at.microbatches > 1 or (at.num_replicas > 1 and (gathers or counts_rows))
+    divides = counts and at.pads and at.divides_rows and not needs_all
+    if counts and at.pads and not (at.jit or divides):
         raise UsageError(
             f"{where}: {what if needs_whole else 'what a layer adds or keeps'} counts rows of weight 0, "
             "which fill up a short batch on a TPU or by --engine=pjrt: have all batches whole, in validation too, or a "
             "loss with a value for each row"
         )
-    return gathers, counts and at.jit
+    return gathers, counts and at.jit, divides
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, outputs: Any, weights: Any, training: bool) -> tf.Tensor:

@@ -103,7 +103,7 @@ class KerasTask(Task):
         self._initial: list[np.ndarray] = []
         self._folds: list[keras_metrics.Fold] = []
         self._of_batch: tuple[str, ...] = ()
-        self._of_loss = self._in_layers = frozenset[int]()  # ids of states of metrics, by what updates them
+        self._of_loss = self.in_layers = frozenset[int]()  # ids of states of metrics, by what updates them
         # What `compute_metrics` returns, zeros in place of numbers, by whether it trains.
         self._told: dict[bool, dict[str, np.ndarray]] = {}
         self.example: keras_metrics.Batch | None = None
@@ -177,7 +177,7 @@ class KerasTask(Task):
                 counted = [one for one in model.metrics_variables if scope.get_current_value(one) is not None]
                 model.compute_metrics(x, y, outputs, weight)
             self.example = x, y, outputs, weight
-        self._in_layers = keras_metrics.of_layers(model, x)
+        self.in_layers = keras_metrics.of_layers(model, x)
         self._has_own_losses = len(own) > sum(one.regularizer is not None for one in model.trainable_variables)
         self._num_losses, self._adds_training = len(own), False
         self._adds_sums = any(one.shape.rank for one in own)
@@ -200,8 +200,8 @@ class KerasTask(Task):
         unknown = next((one for one in self._opened()[1] if one.unknown), None)
         if compiled and unknown is not None:
             raise UsageError(
-                f"{unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. XLA (train.jit_compile, a "
-                "TPU) needs all but the first: pad to one length and say so with tf.ensure_shape, or train without"
+                f"{defined_at(self._build)}: {unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. "
+                "XLA (--engine=pjrt, jit_compile, a TPU) needs all but the first: pad, and say so with tf.ensure_shape"
             )
         if microbatches > 1 and self._adds_sums:
             raise UsageError(
@@ -222,15 +222,15 @@ class KerasTask(Task):
                 self._adds_training = len(model.losses) > self._num_losses
                 self._has_own_losses |= self._adds_training
         tried = functools.cache(lambda: self._tried(model))
-        added = self._added if self._has_own_losses or self._in_layers else None
+        added = self._added if self._has_own_losses or self.in_layers else None
         where = defined_at(self._build)
-        self._gathers, self.takes_real_rows = keras_losses.place(
-            model, self._reduced, added, tried, where, place, self.counts_rows
+        self._gathers, self.takes_real_rows, self.divides_rows = keras_losses.place(
+            model, self._reduced, added, tried, where, place, self.counts_rows or bool(self.in_layers)
         )
         self.shows_rows = any(masked for _, masked in self._reduced) and (microbatches > 1 or place.jit)
         if not keras_metrics.has_unknown(model):
             return
-        self._folds = keras_metrics.folds(model, tried(), self._of_loss, calls=bool(self._in_layers))
+        self._folds = keras_metrics.folds(model, tried(), self._of_loss, calls=bool(self.in_layers))
         self._of_batch = keras_metrics.of_one_batch(model, tried())
         where += ": metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
@@ -240,7 +240,7 @@ class KerasTask(Task):
             )
         whole = keras_metrics.of_whole_batches(model, self._folds)
         names = [*whole.values(), *self._of_batch]
-        if names and (microbatches > 1 or ((compiled or whole.keys() & self._in_layers) and num_replicas > 1)):
+        if names and (microbatches > 1 or ((compiled or whole.keys() & self.in_layers) and num_replicas > 1)):
             raise UsageError(
                 f"{where} {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor, under XLA or where a layer "
@@ -360,7 +360,7 @@ class KerasTask(Task):
         context = context_of_several()
         # In training, a BatchNormalization puts replicas' means together, which have to be of as many rows each.
         has_statistics = training and keras_losses.has_statistics(model)
-        sees_rows = (self._has_own_losses or self._in_layers) and not has_statistics
+        sees_rows = (self._has_own_losses or self.in_layers) and not has_statistics
         if not compiled and (context is None or self.counts_rows or sees_rows):
             x, seen = rows(x), rows(real)
         if training and self._class_weight:
@@ -368,11 +368,11 @@ class KerasTask(Task):
         initial = [tf.constant(value) for value in self._initial]
         states = [*zip(model.metrics_variables, initial, strict=True)]
         for variable, value in states:
-            if id(variable) in self._in_layers:
+            if id(variable) in self.in_layers:
                 variable.assign(value)
         with undivided(), of_rows(seen if training else None):  # the former of layers that have a loss of Keras's
             outputs = _call(model, x, training)
-        start = [(one, tf.identity(one.value) if id(one) in self._in_layers else value) for one, value in states]
+        start = [(one, tf.identity(one.value) if id(one) in self.in_layers else value) for one, value in states]
         together = judged = x, y, outputs, sample_weight
         if compiled:
             judged = x, y, *padding_masked(outputs, sample_weight, real)
