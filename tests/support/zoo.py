@@ -26,6 +26,7 @@ from launcher.machine.runtime_kinds import PJRT, TENSORFLOW, RuntimeKind
 from launcher.run import session
 from launcher.run.loading import Machine
 from launcher.run.programs import FitCall
+from launcher.step.layers import walk
 from launcher.tasks.keras_model import KerasTask
 
 STEPS, BATCH = 3, 16
@@ -77,12 +78,25 @@ def trained(kind: Kind, runtime: RuntimeKind = TENSORFLOW, replicas: int = 1, sh
     return np.append(losses, made.evaluator.evaluate()["loss"]).astype("float64")
 
 
+def refusal(kind: Kind, error: UsageError) -> str:
+    """What it says, and whether that names a layer, a weight, the optimizer, the loss or a metric of the model."""
+    keras.backend.clear_session()
+    model = kind.model()
+    compiled = (model.optimizer, model.loss, *model.metrics)
+    parts = [*(one.place for one in walk(model) if one.around), *(getattr(one, "name", one) for one in compiled)]
+    quoted = [f"'{name}'" for name in parts]
+    names = [*quoted, *(weight.path for weight in model.weights)]
+    return f"refused{'' if any(one in str(error) for one in names) else ' without a name'}: {error}"
+
+
 def outcome(name: str, places: Iterable[str] = PLACES) -> dict[str, Any]:
     """What becomes of one model in each place: "=", a difference, a refusal, or what went wrong."""
     kind, found = kinds()[name], {"model": name}
     began = time.process_time()
     try:
         expected = trained(kind)
+    except UsageError as error:
+        return found | {"reference": refusal(kind, error)}
     except Exception as error:
         return found | {"reference": f"{type(error).__name__}: {error}"[:400]}
     if not np.isfinite(expected).all():
@@ -91,7 +105,7 @@ def outcome(name: str, places: Iterable[str] = PLACES) -> dict[str, Any]:
         try:
             losses = trained(kind, *PLACES[place])
         except UsageError as error:
-            found[place] = f"refused: {error}"
+            found[place] = refusal(kind, error)
         except Exception as error:
             found[place] = f"TRACEBACK {type(error).__name__}: {str(error)[:600]}"
             found[f"{place} trace"] = traceback.format_exc()[-3000:]

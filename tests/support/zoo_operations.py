@@ -100,7 +100,7 @@ def _until_small(x: Any, w: Any) -> Any:
 
 def _ctc(x: Any, w: Any) -> Any:
     count = K.shape(x)[0]
-    labels, lengths = K.ones((count, 2), "int32"), (K.full((count,), 2), K.full((count,), 16))
+    labels, lengths = K.ones((count, 2), "int32"), (K.full((count,), 2, "int32"), K.full((count,), 16, "int32"))
     return x + K.ctc_loss(labels, K.reshape(x, (-1, 16, 4)), *lengths)[:, None] / 100
 
 
@@ -173,7 +173,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "weight in tf.function": lambda x, w: tf.function(lambda a: tf.tanh(a @ w.value))(x),
         "weight recomputed": lambda x, w: tf.recompute_grad(lambda a: tf.tanh(a @ w.value))(x),
         "argsort": lambda x, w: K.take_along_axis(x, K.argsort(x), 1),
-        "argpartition": lambda x, w: x + K.cast(K.argpartition(x, 3), "float32") * 0,
+        "argpartition": lambda x, w: x + K.cast(K.argpartition(w[0], 3), "float32"),
         "top_k": lambda x, w: K.top_k(x, 8)[0],
         "in_top_k": lambda x, w: x * K.cast(K.in_top_k(K.argmax(x, 1), x, 3), "float32")[:, None],
         "sort": lambda x, w: K.sort(x),
@@ -194,8 +194,8 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "one_hot": lambda x, w: x + K.one_hot(K.argmax(x, 1), 64),
         "multi_hot": lambda x, w: x + K.multi_hot(K.top_k(x, 2)[1], 64),
         "bincount": lambda x, w: x + K.cast(K.bincount(K.argsort(x), minlength=64), "float32")[..., :64],
-        "histogram": lambda x, w: x + K.cast(K.histogram(w, 64)[0], "float32") / 1000,
-        "digitize": lambda x, w: x + K.cast(K.digitize(x, K.convert_to_tensor([-0.5, 0.0, 0.5])), "float32"),
+        "histogram": lambda x, w: x + K.cast(K.histogram(w[0], 64)[0], "float32") / 1000,
+        "digitize": lambda x, w: x + K.cast(K.digitize(x, np.array([-0.5, 0.0, 0.5], "float32")), "float32"),
         "searchsorted": lambda x, w: x + K.cast(K.searchsorted(K.convert_to_tensor([-0.5, 0.0, 0.5]), w[0]), "float32"),
         "erfinv": lambda x, w: K.erfinv(0.9 * wave(x)),
         "erf": lambda x, w: K.erf(x),
@@ -207,7 +207,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "cdist": lambda x, w: x + K.sum(K.cdist(x[:, None], w[None]), (1, 2))[:, None] / 1e4,
         "cross": lambda x, w: K.cross(x[:, :3], x[:, 3:6]),
         "outer": lambda x, w: K.outer(x[:, 0], K.arange(4.0)),
-        "kron": lambda x, w: K.kron(x, K.ones((1, 2))),
+        "kron": lambda x, w: x @ K.kron(w[:, :32], K.ones((1, 2))),
         "vander": lambda x, w: K.vander(x[:, 0], 4),
         "trapezoid": lambda x, w: x + K.trapezoid(x, axis=1)[:, None],
         "diff": lambda x, w: K.diff(x, axis=1),
@@ -221,7 +221,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "dot_product_attention": lambda x, w: K.dot_product_attention(*[K.reshape(x, (-1, 4, 2, 8))] * 3),
         "ctc_loss": _ctc,
         "sparsemax": lambda x, w: keras.activations.sparsemax(x),
-        "fold": lambda x, w: K.unfold(K.reshape(x, (-1, 1, 8, 8)), 2),
+        "unfold": lambda x, w: K.unfold(K.reshape(x, (-1, 1, 8, 8)), 2),
         "custom_gradient": lambda x, w: K.custom_gradient(_tripled)(x),
         "numpy_function": lambda x, w: tf.ensure_shape(tf.numpy_function(lambda one: one, [x], tf.float32), x.shape),
         "print": lambda x, w: (tf.print(tf.reduce_sum(x), output_stream="file:///dev/null"), x)[1],
