@@ -128,7 +128,8 @@ def main() -> None:
     parser.add_argument("--places", default=",".join(PLACES))
     options = parser.parse_args()
     devices()
-    places = options.places.split(",")
+    # JAX has as many devices in a process as it is first asked for.
+    places = sorted(options.places.split(","), key=lambda place: -PLACES[place][1])
     Machine(environ={}, replicas=4, runtime=PJRT).set_up()
     for name in options.names or kinds():
         print(json.dumps(outcome(name, places)), flush=True)
