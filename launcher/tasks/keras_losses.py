@@ -106,7 +106,8 @@ def place(
             )
     counts = at.compiled and (counts_rows or added is not None or needs_whole)
     needs_all = at.microbatches > 1 or (at.num_replicas > 1 and (gathers or counts_rows))
-    divides = counts and at.pads and at.divides_rows and not needs_all
+    may_divide = at.pads and at.divides_rows and not needs_all
+    divides = may_divide and (counts or (at.num_replicas == 1 and _mixes_rows(model, tried())))
     if counts and at.pads and not (at.jit or divides):
         raise UsageError(
             f"{where}: {what if needs_whole else 'what a layer adds or keeps'} counts rows of weight 0, "
@@ -172,6 +173,15 @@ def _adds_up(total: Total, batch: Batch) -> bool:
             trials += [losses] * bool(np.isfinite(losses).all())
     fold = fold_of(np.array(np.inf), trials, averages=True)  # of no start: one that is always 0 is no sum
     return fold is not None and fold.over_steps == "rows"
+
+
+def _mixes_rows(model: keras.Model, batch: Batch) -> bool:
+    """Whether the outputs for a row depend on other rows, too; False where that cannot be told."""
+    x, _, outputs, _ = halves(batch)[0]
+    with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError), keras.StatelessScope():
+        pairs = zip(*map(keras.tree.flatten, (outputs, model(x, training=False))), strict=True)
+        return not all(equal(one, other) for one, other in pairs)
+    return False
 
 
 def summed(loss: tf.Tensor, real: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -49,6 +49,17 @@ class OwnLoss(keras.Sequential):
         return keras.ops.mean(keras.ops.square(y - y_pred)) + keras.ops.std(y_pred) + sum(self.losses)
 
 
+class Mixes(keras.layers.Layer):
+    def call(self, x):
+        return x + keras.ops.sum(x, axis=0, keepdims=True) / 16
+
+
+def mixing():
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(3), Mixes(), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
 def adding(kind=keras.Sequential, counts=False):
     model = kind([keras.Input((16,)), keras.layers.Dense(3), Adds(counts), keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -100,6 +111,7 @@ if REPLICAS == 1:  # on several, a short batch of these is refused
     for kind, counts in ((keras.Sequential, True), (OwnLoss, False)):
         compare("counts", lambda: adding(kind, counts), (X, NOISE[:, :1]))
         shutil.rmtree("counts")
+    compare("mixes", mixing, REGRESSION, validation=part_of(REGRESSION, slice(20, 41)))
 for name, (build, data) in CASES.items():
     # Keras's train_step with a loss of its own over whole batches has rows of weight 0 in a short one.
     compare(name, build, part_of(data, EVEN) if name == "distiller" else data)
