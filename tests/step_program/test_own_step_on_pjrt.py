@@ -66,6 +66,9 @@ def adding(kind=keras.Sequential, counts=False):
     return model
 
 
+REGRESSION = X, NOISE[:, :1]
+
+
 def same_bits(one, other, kinds):
     found, expected = snapshot(pathlib.Path(one)), snapshot(pathlib.Path(other))
     for name in [name for name in expected if name.startswith(kinds)]:
@@ -75,7 +78,6 @@ def same_bits(one, other, kinds):
 # On four devices, which do not divide the last five that are held out, those are a program of their own.
 OF_THE_GATE = """
 compare("VAE", lambda: vae(normalised=True), part_of(PAIRS, EVEN), validation=part_of(PAIRS, slice(20, 41)))
-REGRESSION = X, NOISE[:, :1]
 compare("adds", adding, REGRESSION, validation=part_of(REGRESSION, slice(20, 41)))
 
 in_float16 = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "epochs": 3}
@@ -109,7 +111,7 @@ print("DONE")
 OF_THE_NIGHT = """
 if REPLICAS == 1:  # on several, a short batch of these is refused
     for kind, counts in ((keras.Sequential, True), (OwnLoss, False)):
-        compare("counts", lambda: adding(kind, counts), (X, NOISE[:, :1]))
+        compare("counts", lambda: adding(kind, counts), REGRESSION)
         shutil.rmtree("counts")
     compare("mixes", mixing, REGRESSION, validation=part_of(REGRESSION, slice(20, 41)))
 for name, (build, data) in CASES.items():
@@ -117,10 +119,10 @@ for name, (build, data) in CASES.items():
     compare(name, build, part_of(data, EVEN) if name == "distiller" else data)
 
 for name, build, data in (("noise", noisy, X), ("VAE", lambda: vae(normalised=True), PAIRS)):
-    fit(build, data, name)
+    fit(build, data, f"{name}, whole")
     for more in ({"steps": 6}, {}):
         fit(build, data, f"{name}, stopped", **more)
-    same_bits(f"{name}, stopped", name, ("model/", "optimizer/", "counters/", "loss_scale/"))
+    same_bits(f"{name}, stopped", f"{name}, whole", ("model/", "optimizer/", "counters/", "loss_scale/"))
 
 fit(two_parts, with_nan(part_of(PAIRS, EVEN), 30), "nan", epochs=1)
 clean = tuple(np.delete(one, slice(16, 32), 0)[:32] for one in PAIRS[0])

@@ -15,7 +15,7 @@ L, K = keras.layers, keras.ops
 
 def losses() -> Iterable[tuple[str, Kind]]:
     real, classes, one_of = numbers(3), ids(4), np.eye(4, dtype="float32")[ids(4)]
-    yes, positive = (numbers(1) > 0).astype("float32"), np.abs(numbers(3))
+    yes, positive = (numbers(1) > 0).astype("float32"), np.abs(numbers(3)) + 0.1  # percentages of no small number
     of_numbers = ("MeanSquaredError", "MeanAbsoluteError", "Huber", "LogCosh", "CosineSimilarity")
     yield from ((name, loss(getattr(keras.losses, name), 3, None, real)) for name in of_numbers)
     of_positive = ("MeanAbsolutePercentageError", "MeanSquaredLogarithmicError", "Poisson")
