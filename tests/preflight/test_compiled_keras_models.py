@@ -66,8 +66,10 @@ def test_batch_norm_of_a_keras_model_has_a_form_for_every_accelerator(preflight,
 
 
 def test_a_layer_that_xla_cannot_compile_is_named_and_not_a_line_of_keras(preflight, program):
-    recipe = program('layers.CategoryEncoding(12, output_mode="multi_hot", name="tags")')
+    # Behind weights: what depends on the batch alone the host does.
+    encoded = 'keras.Sequential([layers.Dense(8), layers.CategoryEncoding(12, output_mode="multi_hot", name="tags")])'
+    recipe = program(encoded)
     refused = preflight("--tpu_type=v5litepod-4", recipe=recipe)
     assert refused.code == EXIT_USAGE
-    assert "layer 'tags' of type CategoryEncoding" in refused.err
+    assert "tags' of type CategoryEncoding" in refused.err
     assert "packages" not in refused.err

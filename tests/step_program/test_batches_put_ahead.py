@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from launcher.data.pipeline import WEIGHT
 from launcher.runtime.traits import Training
 from launcher.step_program import device_arrays, pjrt_runtime
 
@@ -100,6 +101,9 @@ class _Program:
     def state(self, held):
         return [[], []]
 
+    def taken_by(self, parts):
+        return parts[0]["number"]
+
     def __call__(self, state, batch):
         number = next(self.steps)
         self.machine.done.append(f"step {number}")
@@ -114,7 +118,7 @@ def trained(machine, batches):
     program = _Program(machine)
     loop.program_for = lambda parts: program
     with ThreadPoolExecutor(1, "steps") as runtime.waiting, ThreadPoolExecutor(1, "batches") as runtime.arriving:
-        return loop.begin()(batches, STEPS)
+        return loop.begin()(([{WEIGHT: np.ones(1), "number": number}] for number in batches), STEPS)
 
 
 def test_a_batch_is_put_there_ahead_of_the_step_before_and_a_step_waits_for_its_way(monkeypatch):

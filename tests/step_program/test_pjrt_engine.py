@@ -364,7 +364,8 @@ class Spoken(keras.layers.Layer):
         return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
 
 def build():
-    model = keras.Sequential([keras.Input((4,)), Spoken(name="spoken", dtype="float32"), keras.layers.Dense(2)])
+    spoken = Spoken(name="spoken", dtype="float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), spoken, keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     return model
 
