@@ -130,6 +130,13 @@ def test_a_program_of_the_first_version_goes_on_with_its_settings(run_launcher, 
     assert done.returncode == 0 and "restored step 2 from fit" in done.stdout, done.stderr
     assert f"note: keep_checkpoints is 'keep' in checkpoints {GOES}" in done.stderr
     np.testing.assert_allclose(losses(tmp_path / "fit", "eval"), before, rtol=1e-5)
+    rows = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    np.save(tmp_path / "rows.npy", rows)
+    command = ("--gin_file=program.py", "--model_dir=fit", "--mode=predict", "--input=rows.npy", "--output=answers.npy")
+    done = run_launcher(*command, "--strategy=one_device")
+    assert done.returncode == 0, done.stderr
+    expected = keras.saving.load_model(FIRST / "fit" / "model.keras").predict(rows, verbose=0)
+    np.testing.assert_allclose(np.load(tmp_path / "answers.npy"), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_models_of_the_first_version_are_loaded_from_their_file_and_from_a_config_of_its_names():
