@@ -333,7 +333,7 @@ def test_a_models_preprocessor_is_mapped_over_the_data(is_dataset, two, tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad to"),
+        ({"train": padded(0, 20), "build": of_words, "jit_compile": True}, "XLA .* needs all but the first: pad, and"),
         (
             {"train": tf.data.Dataset.from_tensors((tf.ragged.constant([[1], [1, 2]]), Y[:2]))},
             "x of .* is ragged: have",
