@@ -41,6 +41,8 @@ def of_fit(settings: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
             deprecation.tell(old, f"{name!r} in {names[group]}" if group in names else name)
         if group in names:
             made[names[group]] = {**made.get(names[group], {}), name: value}
+        elif name in made and isinstance(value, dict):
+            made[name] = {**made[name], **value}
         else:
             made[name] = value
     return made

@@ -3,7 +3,8 @@
 What Keras puts between such a step and one device gives way while it is traced, see `launcher.tasks.keras_tracing`.
 Metrics begin each step at their first values, so that what they gain is added up over replicas and steps as any task's
 sums are. What the step returns is told by Keras's rule: what a metric gave is that metric's result over all examples.
-Anything else is a number of one batch, and its mean over the examples is told.
+Anything else is a number of one batch, and its mean over the examples is told: also under the name of a metric that the
+step never updates, of which Keras tells 0.
 """
 
 import math
@@ -94,9 +95,9 @@ class OwnSteps:
                 f"{type(self._model).__name__}'s {step} assigns the tf.Variable {min(held)!r}, which no checkpoint "
                 "holds and a skipped step would change: make it a weight of the model, by add_weight(trainable=False)"
             )
-        written, counted = ({id(variable) for variable in held} for held in (own, self._model.metrics_variables))
+        written, counted = ({id(variable) for variable in some} for some in (own, self._model.metrics_variables))
         self._left[step] = {
-            name for name, one in of_metrics.items() if not written & {id(held) for held in one.variables}
+            name for name, metric in of_metrics.items() if not written & {id(one) for one in metric.variables}
         }
         if step == "train_step":
             self._assigned = [variable for variable in own if id(variable) not in counted]
