@@ -246,10 +246,10 @@ def test_data_that_a_run_has_found_before_may_come_back(attempt, tmp_path, sourc
     root.rename(away)
     for _ in range(2):
         code, printed = attempt(name, *bindings)
-        assert code == 75 and "This run has found it before, so it may come back" in printed
+        assert code == 75 and "This run has trained before, so it may come back" in printed
         root.mkdir(exist_ok=True)  # as where a disk would be mounted
     code, printed = attempt(name.replace("own", "owm"), *bindings)
-    assert code == 64 and "found it before" not in printed
+    assert code == 64 and "has trained before" not in printed
     root.rmdir()
     away.rename(root)
     assert attempt(name, *bindings)[0] == 0
@@ -263,7 +263,7 @@ def test_data_that_goes_away_under_a_run_may_come_back(flags, start_launcher, ru
     (tmp_path / "own").rename(tmp_path / "away")
     finished = started.wait()
     assert finished.returncode == 75, finished.stderr
-    assert "images cannot be used: " in finished.stderr and "This run has found it before" in finished.stderr
+    assert "images cannot be used: " in finished.stderr and "This run has trained before" in finished.stderr
 
 
 @pytest.mark.heavy
@@ -277,7 +277,7 @@ def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, sta
     # The worker alone has a child, its nursery.
     (worker,) = (one for one in forked.children(job.process.pid) if one.children())
     worker.kill()
-    job.wait_until(lambda: "This run has found it before" in job.stdout)
+    job.wait_until(lambda: "This run has trained before" in job.stdout)
     (tmp_path / "away").rename(tmp_path / "own")
     assert job.wait().returncode == 0, job.stdout
     assert files.difference(tmp_path / "undisturbed", tmp_path / "out") == ""
@@ -315,7 +315,7 @@ def test_arrays_of_a_program_may_come_back_and_must_be_what_they_were(capsys, mo
     assert run(2)[0] == 0
     (tmp_path / "x.npy").rename(tmp_path / "y.npy")
     code, printed = run(4)
-    assert code == 75 and "FileNotFoundError" in printed and "This run has found it before" in printed
+    assert code == 75 and "FileNotFoundError" in printed and "This run has trained before" in printed
     np.save("x.npy", x + 1)
     code, printed = run(4)
     assert code == 64 and "the training data is not what it was at step 2" in printed

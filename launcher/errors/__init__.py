@@ -58,7 +58,7 @@ class UsageError(LauncherError):
 
 
 class MissingInputError(UsageError):
-    """Input is not there: exit 64; 75 where the run has found it before, see `launcher.run.input_faults`."""
+    """Input is not there: exit 64; 75 where the run has trained before, see `launcher.run.input_faults`."""
 
 
 class TrainingError(LauncherError):

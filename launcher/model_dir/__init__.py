@@ -15,11 +15,16 @@ def default_model_dir(gin_files: Sequence[str]) -> str:
 
 
 def check_is_path(model_dir: str) -> None:
-    """UsageError for the address of a bucket."""
+    """UsageError for the address of a bucket, and for a path that TensorFlow reads as a pattern."""
     if "://" in model_dir:
         raise UsageError(
             f"--model_dir={model_dir}: a run needs a file system with an atomic rename: give a folder of a disk or "
             "of a shared file system, and copy it to the bucket afterwards"
+        )
+    if pattern := set(model_dir) & set("*?[\\"):
+        raise UsageError(
+            f"--model_dir={model_dir}: TensorFlow takes {' '.join(sorted(pattern))} in the path of a checkpoint for a "
+            "pattern and would not find it again; choose another --model_dir"
         )
 
 

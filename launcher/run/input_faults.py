@@ -53,7 +53,7 @@ def input_was_there(model_dir: str) -> Iterator[None]:
         if not isinstance(told, MissingInputError) or not attempts.has_begun(model_dir) or _is_another(model_dir):
             raise
         raise PeerError(
-            f"{told}. This run has found it before, so it may come back, as a folder that has to be mounted. Run the "
+            f"{told}. This run has trained before, so it may come back, as a folder that has to be mounted. Run the "
             "same command again when it is there, or choose another --model_dir for other data"
         ) from error
 
