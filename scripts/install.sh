@@ -199,6 +199,8 @@ export PYTHONWARNINGS=ignore # setuptools warns at length of every editable inst
 run "${install[@]}" "${constraints[@]}" -e "${root}[${extras}]"
 ((${#wanted[@]})) || [[ -n "$(installed_tensorflow)" ]] ||
   printf "note: '%s' brings no TensorFlow, without which nothing trains: add cpu, cuda or tpu\n" "$extras" >&2
+[[ "$(cd -- "$root" && basename -- "$PWD")" != launcher ]] ||
+  printf 'note: programs beside this folder take it for the package, as it is called launcher: give it another name\n' >&2
 if [[ -z "$dry_run" ]]; then
   printf '%s\n' "$state" >"$venv/launcher-$extras.installed"
 fi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -115,6 +116,17 @@ def test_fast_leaves_out_what_is_slow_and_prepares_no_data(tmp_path):
 
 def test_ci_runs_the_command_of_the_readme():
     assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("name", ["launcher", "tf-launcher"])
+def test_a_checkout_of_the_packages_name_is_told_to_hide_it(name, tmp_path):
+    for path in ("scripts/install.sh", "setup.py", "pyproject.toml"):
+        copy = tmp_path / name / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, copy)
+    command = [tmp_path / name / "scripts" / "install.sh", "--dry_run", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("programs beside this folder take it for the package" in done.stderr) == (name == "launcher")
 
 
 def test_versions_are_those_of_constraints_only_where_they_are_asked_for(venv, log):
