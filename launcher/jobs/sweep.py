@@ -66,6 +66,8 @@ def _is_as_it_was(record: run_folder.RunRecord) -> bool:
 
 def run(options: flags.FlagValues, model_dir: str, console: JobConsole, *given: Sequence[str]) -> int:
     """Runs the trials that are not done and compares them; `given` are the command lines of the job and its workers."""
+    if options["sweep"].present > 1:
+        raise UsageError("--sweep is given more than once, and only the last would be read: join them with a semicolon")
     trials = _trials(options.sweep or "", model_dir, *given)
     if (task := "SLURM_ARRAY_TASK_ID") in os.environ:
         trials = [trials[whole_number(os.environ, task, most=len(trials) - 1, advice="give sbatch --array this range")]]

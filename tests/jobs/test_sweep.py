@@ -239,6 +239,7 @@ def test_values_are_those_of_gin_and_names_as_short_as_they_can_be(run):
         ([f"--sweep=mlp.units = {[*range(1001)]}"[:-1].replace("[", "")], "over 1,000 trials"),
         ([f"--sweep=x.name = '{'n' * 300}'"], "long name"),
         (["--at_once=2"], "--sweep=''"),
+        (["--sweep=mlp.units = 1, 2", "--sweep=seed = 0, 1"], "join them"),
         (["--sweep=mlp.units = 1, 2", "--at_once=0"], "--at_once=0"),
         (["--sweep=mlp.units = 1, 2", "--at_once=3"], "2 GPU(s)"),
         (["--sweep=mlp.units = 1, 2", "--at_once=2", "--backend=ssh", "--hosts=a,b"], "--backend=local"),
