@@ -40,7 +40,10 @@ class TokenModel(keras.Model):
         return model
 
     def get_config(self) -> dict[str, Any]:
-        return {**json.loads(self._arguments), "dtype": self.dtype_policy.name}
+        policy = self.dtype_policy
+        several = isinstance(policy, keras.dtype_policies.DTypePolicyMap)
+        dtype = keras.dtype_policies.serialize(policy) if several else policy.name
+        return {**json.loads(self._arguments), "dtype": dtype}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> TokenModel:
@@ -48,7 +51,7 @@ class TokenModel(keras.Model):
         arguments, before = dict(config), keras.config.dtype_policy()
         if "tie_head" in arguments:  # as it was called before 1.0
             arguments["tie_embeddings"] = arguments.pop("tie_head")
-        keras.config.set_dtype_policy(arguments.pop("dtype"))
+        keras.config.set_dtype_policy(keras.dtype_policies.get(arguments.pop("dtype")))
         try:
             return cls.make(**arguments)
         finally:

@@ -19,6 +19,8 @@ FLOAT16_CAPABILITY = (7, 0)
 """From this compute capability on (Volta), Tensor Cores multiply float16."""
 BFLOAT16_CAPABILITY = (8, 0)
 """From this one on (Ampere), bfloat16 and TF32 as well."""
+FLOAT8_CAPABILITY = (8, 9)
+"""From this one on (Ada, Hopper), 8-bit floats."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,11 @@ class Card:
     @property
     def has_bfloat16(self) -> bool:
         return self.capability >= BFLOAT16_CAPABILITY
+
+    @property
+    def float8_flops(self) -> float:
+        """FLOP/s of the Tensor Cores on 8-bit floats: the data sheets of all that have them state twice 16-bit ones."""
+        return 2 * self.tensor_flops.value
 
 
 _KNOWN = json.loads(Path(__file__).with_name("accelerators.json").read_text("utf-8"))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from launcher.errors import UsageError, listed
 from launcher.machine import installation, nvidia, peers
 from launcher.machine import tpu as tpu_lib
-from launcher.machine.accelerators import FLOAT16_CAPABILITY
+from launcher.machine.accelerators import FLOAT8_CAPABILITY, FLOAT16_CAPABILITY
 from launcher.machine.cluster import Cluster, tf_config
 from launcher.machine.devices import (
     Devices,
@@ -27,6 +27,7 @@ from launcher.machine.devices import (
 )
 from launcher.machine.ports import public_address_notes
 
+FLOAT8_ON_CPU = "LAUNCHER_FLOAT8_ON_CPU"
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
 # What TensorFlow says when its runtime has been started: of logical devices and GPUs, and of workers.
 _TOO_LATE = ("after being initialized", "at program startup")
@@ -213,6 +214,21 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
     if capability < FLOAT16_CAPABILITY:
         return "float32", f"auto: {found}, mixed_float16 pays from 7.0"
     return "mixed_float16", f"auto: {found}, Tensor Cores from 7.0"
+
+
+def require_float8(plan: StrategyPlan, environ: Mapping[str, str]) -> None:
+    """Raises UsageError where devices multiply no 8-bit floats, but for CPUs that are to compute as these would."""
+    capability, kind = plan.compute_capability, plan.accelerator
+    if (capability or (0, 0)) >= FLOAT8_CAPABILITY or (kind == "cpu" and environ.get(FLOAT8_ON_CPU) == "1"):
+        return
+    here = {"cpu": "a CPU has none", "tpu": "the TPUs known here, to v6e, have none"}.get(
+        kind, "the compute capability here is not known" if capability is None else f"here it is {'.'.join(map(str, capability))}"
+    )
+    raise UsageError(
+        "mixed_float8 needs GPUs that multiply 8-bit floats, of compute capability "
+        f"{'.'.join(map(str, FLOAT8_CAPABILITY))} or more, and {here}: take 'mixed_bfloat16'. {FLOAT8_ON_CPU}=1 has "
+        "CPUs compute the same in wider numbers, which is slow, for tests and to evaluate"
+    )
 
 
 def configure(plan: StrategyPlan) -> None:

@@ -10,7 +10,7 @@ from launcher.run import layer_lint
 from launcher.run.layer_lint import LintFinding
 from launcher.run.session import Session
 from launcher.step.layers import walk
-from launcher.step.precision import DynamicLossScale
+from launcher.step.precision import DynamicLossScale, of_keras
 from launcher.watch import gradient_taps
 
 _SUMS = ("Sum", "Mean")
@@ -128,7 +128,7 @@ def needless_scale(loss_scale: Any, policy: str) -> Iterator[LintFinding]:
 
 def overrides(model: keras.Model, policy: str) -> Iterator[LintFinding]:
     """Layers that compute in another dtype than the policy's."""
-    expected = keras.dtype_policies.get(policy).compute_dtype
+    expected = keras.dtype_policies.get(of_keras(policy)).compute_dtype
     for found in walk(model):
         layer = found.layer
         computes = found.is_leaf and not isinstance(layer, (keras.layers.InputLayer, keras.Model))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import platform
 from collections.abc import Callable, Sequence
 
@@ -172,6 +173,8 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
         policy, why = strategy_lib.recommended_policy(devices)
     if policy not in precision.POLICIES:
         raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
+    if precision.FLOAT8 in (policy, *recipe.precision_overrides.values()):
+        strategy_lib.require_float8(devices, os.environ)
     return policy, why
 
 

@@ -99,7 +99,7 @@ class Recipe:
       strategy: what `--strategy` means when the flag is not given; or a function, a reference without parentheses, that
         returns a `tf.distribute.Strategy` or a `TfRuntime` of one's own.
       engine: what runs the steps unless `--engine` says it: "tensorflow", or "pjrt" for JAX's runtime.
-      precision: "auto", "float32", "mixed_float16" or "mixed_bfloat16".
+      precision: "auto", "float32", "mixed_float16", "mixed_bfloat16" or "mixed_float8".
       precision_overrides: policies of single layers by a regular expression on their path, such as
         {'stage3_.*': 'float32'}; see `launcher.step.layer_policies.apply`.
       attention: "plain" for the scores of all positions at once, "blocks" for attention whose memory does not grow with

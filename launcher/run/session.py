@@ -26,7 +26,7 @@ from launcher.run.plan import RunPlan, finer_shares
 from launcher.run.recipe import Recipe
 from launcher.runtime import Runtime, initial_values
 from launcher.runtime.tensorflow import TfRuntime
-from launcher.step import freezing, layer_policies, precision, statistics
+from launcher.step import float8, freezing, layer_policies, precision, statistics
 from launcher.step.clipping import Clipping
 from launcher.step.layers import layers_of
 from launcher.step.statistics import Statistic
@@ -213,7 +213,7 @@ def build_model(plan: RunPlan, note: Callable[[str], None] = lambda text: None) 
 
 def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], None] = lambda text: None) -> keras.Model:
     """A recipe's model under a dtype policy, in the current strategy scope; `note` takes what a person should know."""
-    keras.config.set_dtype_policy(policy)
+    keras.config.set_dtype_policy(precision.of_keras(policy))
     try:
         # A model that the program has made draws what it lacks as it would in Keras's fit.
         with contextlib.nullcontext() if fit_of(recipe.task).has_model else drawn_from(seed):
@@ -227,10 +227,12 @@ def model_of(recipe: Recipe, *, policy: str, seed: int, note: Callable[[str], No
         raise UsageError(f"the task's model() must return a keras.Model (Keras 3), got {type(model).__name__}")
     if not model.trainable_variables:
         raise UsageError(f"model {model.name!r} has no variables to train; call model.build(shape) in model()")
-    if brought := layer_policies.follow_run(model, policy):
+    if brought := layer_policies.follow_run(model, precision.of_keras(policy)):
         note(brought)
     layer_policies.apply(model, recipe.precision_overrides)
     freezing.freeze(model, recipe.freeze)
+    if told := float8.apply(model, recipe.precision_overrides, of_run=policy == precision.FLOAT8):
+        note(told)
     return model
 
 

@@ -18,7 +18,7 @@ from launcher.errors import UsageError, advice
 from launcher.reporting.units import first
 from launcher.step import layers
 from launcher.step.layers import Placed, walk
-from launcher.step.precision import POLICIES
+from launcher.step.precision import POLICIES, of_keras
 from launcher.tasks.keras_private import is_from_config
 
 BINDING = "train.precision_overrides"
@@ -44,7 +44,7 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
       UsageError: a pattern names no layer, two give one layer different policies, or the layer's weights have a dtype
         of their own.
     """
-    for item, pattern in _named(model, overrides):
+    for item, pattern in overridden(model, overrides):
         layer, policy = item.layer, overrides[pattern]
         if layer.variable_dtype != "float32":
             raise UsageError(
@@ -53,7 +53,7 @@ def apply(model: keras.Model, overrides: Mapping[str, str]) -> None:
             )
         # Leans on Keras: a built layer reads `dtype_policy` at every call. Noticed by
         # tests/step/test_layer_policies.py. Then: set it before `build`, or clone the layer.
-        layer.dtype_policy = policy
+        layer.dtype_policy = of_keras(policy)
 
 
 def follow_run(model: keras.Model, policy: str) -> str | None:
@@ -131,14 +131,15 @@ def explained(overrides: Mapping[str, str]) -> Iterator[None]:
 def describe(model: keras.Model, overrides: Mapping[str, str]) -> str:
     """The policies in effect, as a person reads it: the outermost layers of each policy, "" for none; as `apply`."""
     by_policy: dict[str, list[str]] = {}
-    for item, pattern in _named(model, overrides):
+    for item, pattern in overridden(model, overrides):
         paths = by_policy.setdefault(overrides[pattern], [])
         if not any(item.path.startswith(f"{path}/") for path in paths):
             paths.append(item.path)
     return "; ".join(f"{policy} in {first(paths)}" for policy, paths in by_policy.items())
 
 
-def _named(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, str]]:
+def overridden(model: keras.Model, overrides: Mapping[str, str]) -> Iterator[tuple[Placed, str]]:
+    """The layers that patterns name, each with its pattern, see `layers.named`."""
     return layers.named(BINDING, overrides, _layers(model), what=f"layer of {model.name}", value="policies")
 
 

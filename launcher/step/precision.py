@@ -19,7 +19,14 @@ from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.step.gradients import Checked
 
-POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
+FLOAT8 = "mixed_float8"
+"""The policy under which layers are made as under mixed_bfloat16, and multiply in 8 bits where they may."""
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", FLOAT8)
+
+
+def of_keras(policy: str) -> str:
+    """The policy of Keras's that layers are made under."""
+    return "mixed_bfloat16" if policy == FLOAT8 else policy
 
 
 class ScaleState(NamedTuple):

@@ -47,7 +47,7 @@ class Tolerances:
 
 
 # Of the dtypes that are computed in, half the distance from 1 to the next number.
-_UNIT_ROUNDOFF = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}
+_UNIT_ROUNDOFF = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8, "mixed_float8": 2.0**-4}
 
 
 def for_policy(policy: str) -> Tolerances:

@@ -172,6 +172,7 @@ def advise(gradients: Sequence[Gradient], policy: str) -> ScaleAdvice:
         reason = {
             "mixed_bfloat16": "bfloat16 has the 8 exponent bits of float32: what float32 can hold, it does not flush",
             "float32": "nothing is in 16 bits",
+            "mixed_float8": "each float8 tensor has a scale of its own; all else is in bfloat16",
         }[policy]
         return ScaleAdvice(False, reason)
     narrow = [one for one in gradients if one.dtype == "float16"]

@@ -46,9 +46,10 @@ def projection(units: int, *, name: str, scale: float = 1.0, use_bias: bool = Fa
 def products(inputs: tf.Tensor, layers: Sequence[Projection], *, at_once: bool) -> list[tf.Tensor]:
     """Products of the inputs by projections without biases; `at_once` by one product, as suits a GPU's compiler.
 
-    Each is by itself where one computes in another dtype, or is watched.
+    Each is by itself where one computes in another dtype, in 8 bits, or is watched.
     """
-    alike = all(one.compute_dtype == inputs.dtype.name and "call" not in vars(one) for one in layers)
+    plain = all(one.quantization_mode is None and "call" not in vars(one) for one in layers)
+    alike = plain and all(one.compute_dtype == inputs.dtype.name for one in layers)
     if not (at_once and alike):
         return [layer(inputs) for layer in layers]
     kernels = [tf.cast(layer.kernel, inputs.dtype) for layer in layers]

@@ -5,8 +5,10 @@ the program that runs.
 """
 
 import dataclasses
+import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from launcher.machine.accelerators import Card
 from launcher.preflight.compiled import costs as costs_lib
@@ -21,6 +23,7 @@ _FUSION_KIND = re.compile(r'"kind":"(__[\w$]+)"')
 _LIBRARIES = {"__cudnn$conv": "cuDNN convolution", "__cudnn": "cuDNN", "__cublas": "cuBLAS"}
 TENSOR_CORES, CUDA_CORES = "Tensor Cores", "CUDA cores"
 _HALF = {"f16", "bf16"}
+_FLOAT8, _BY_8_BITS = {"f8e4m3fn", "f8e5m2"}, "__cublas$lt$matmul$f8"
 
 
 def count(optimised: Module, before_libraries: Module | None) -> Costs:
@@ -30,7 +33,7 @@ def count(optimised: Module, before_libraries: Module | None) -> Costs:
     return dataclasses.replace(
         after,
         flops=before.flops,
-        matrix_ops=before.matrix_ops,
+        matrix_ops=_with_8_bits(before.matrix_ops, optimised),
         unknown_loops=before.unknown_loops,
         kernels_by_kind=_kernels(optimised),
         recomputed=tuple(
@@ -39,6 +42,21 @@ def count(optimised: Module, before_libraries: Module | None) -> Costs:
             if _REMATERIALISED.search(instruction.name) and instruction.opcode not in FREE
         ),
     )
+
+
+def _with_8_bits(products: Iterable[MatrixOp], optimised: Module) -> tuple[MatrixOp, ...]:
+    """The products with the dtypes of those that cuBLAS multiplies in 8 bits, known by size and place in the model."""
+    calls: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for instruction, times in costs_lib.executed(optimised.entry):
+        if instruction.target == _BY_8_BITS:
+            one, other = (operand.shapes[0] for operand in instruction.operands[:2])
+            flops = 2 * times * math.sqrt(one.elements * other.elements * instruction.shapes[0].elements)
+            calls.setdefault((instruction.source.op_name, round(flops)), []).append((one.dtype, other.dtype))
+    found = []
+    for product in products:
+        same = calls.get((product.source.op_name, round(product.flops)))
+        found.append(dataclasses.replace(product, dtypes=same.pop()) if same else product)
+    return tuple(found)
 
 
 def _kernels(optimised: Module) -> dict[str, int]:
@@ -74,6 +92,8 @@ def unit_of(product: MatrixOp, card: Card) -> tuple[str, float, str]:
     kinds = set(product.dtypes)
     if kinds <= {"f16"} or (is_16_bit(product) and card.has_bfloat16):
         return TENSOR_CORES, card.tensor_flops.value, ""
+    if kinds <= _FLOAT8:
+        return TENSOR_CORES, card.float8_flops, ""
     if is_16_bit(product):
         why = f"{card.name} has no bfloat16 in its Tensor Cores"
     elif not kinds <= {"f32", *_HALF}:
