@@ -21,6 +21,16 @@ BFLOAT16_CAPABILITY = (8, 0)
 """From this one on (Ampere), bfloat16 and TF32 as well."""
 FLOAT8_CAPABILITY = (8, 9)
 """From this one on (Ada, Hopper), 8-bit floats."""
+WITHOUT_TRITON = "xla_gpu_enable_triton_gemm", False
+
+
+def xla_options(stablehlo: str) -> dict[str, bool]:
+    """XLA's options for GPUs that a program needs, as MLIR text.
+
+    Products of what was rounded to 8 bits are cuBLAS's if XLA looks for them first. Where Triton may have them, XLA
+    0.10.2 to multiply takes them for 16-bit ones, and leaves the rounding out, too.
+    """
+    return dict([WITHOUT_TRITON]) if "f8E4M3FN" in stablehlo else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

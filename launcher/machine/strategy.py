@@ -5,14 +5,14 @@ those of this process, and `build` makes the strategy over them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import tensorflow as tf
 
 from launcher.errors import UsageError, listed
 from launcher.machine import installation, nvidia, peers
 from launcher.machine import tpu as tpu_lib
-from launcher.machine.accelerators import FLOAT8_CAPABILITY, FLOAT16_CAPABILITY
+from launcher.machine.accelerators import FLOAT8_CAPABILITY, FLOAT16_CAPABILITY, WITHOUT_TRITON
 from launcher.machine.cluster import Cluster, tf_config
 from launcher.machine.devices import (
     Devices,
@@ -26,6 +26,7 @@ from launcher.machine.devices import (
     of_gpus,
 )
 from launcher.machine.ports import public_address_notes
+from launcher.machine.runtime_kinds import PJRT
 
 FLOAT8_ON_CPU = "LAUNCHER_FLOAT8_ON_CPU"
 KINDS = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
@@ -216,19 +217,30 @@ def recommended_policy(plan: StrategyPlan) -> tuple[str, str]:
     return "mixed_float16", f"auto: {found}, Tensor Cores from 7.0"
 
 
-def require_float8(plan: StrategyPlan, environ: Mapping[str, str]) -> None:
-    """Raises UsageError where devices multiply no 8-bit floats, but for CPUs that are to compute as these would."""
-    capability, kind = plan.compute_capability, plan.accelerator
-    if (capability or (0, 0)) >= FLOAT8_CAPABILITY or (kind == "cpu" and environ.get(FLOAT8_ON_CPU) == "1"):
+def set_up_float8(plan: StrategyPlan, environ: MutableMapping[str, str], *, compiles: bool) -> None:
+    """Has TensorFlow's XLA multiply in 8 bits what is rounded to them; before it is used.
+
+    Args:
+      compiles: whether XLA compiles the model.
+
+    Raises:
+      UsageError: the devices have no such products, but for CPUs that are to compute as those would.
+    """
+    if plan.accelerator == "cpu" and environ.get(FLOAT8_ON_CPU) == "1":
         return
-    here = {"cpu": "a CPU has none", "tpu": "the TPUs known here, to v6e, have none"}.get(
-        kind, "the compute capability here is not known" if capability is None else f"here it is {'.'.join(map(str, capability))}"
-    )
-    raise UsageError(
-        "mixed_float8 needs GPUs that multiply 8-bit floats, of compute capability "
-        f"{'.'.join(map(str, FLOAT8_CAPABILITY))} or more, and {here}: take 'mixed_bfloat16'. {FLOAT8_ON_CPU}=1 has "
-        "CPUs compute the same in wider numbers, which is slow, for tests and to evaluate"
-    )
+    had, needed = (".".join(map(str, one or ())) for one in (plan.compute_capability, FLOAT8_CAPABILITY))
+    if plan.accelerator != "gpu" or (plan.compute_capability or (0, 0)) < FLOAT8_CAPABILITY:
+        here = f"a {plan.accelerator.upper()}" + (f" of {had}" if had else "")
+        raise UsageError(
+            f"mixed_float8 needs GPUs of compute capability {needed} or more, which multiply 8-bit floats, and this is "
+            f"{here}: take 'mixed_bfloat16'. {FLOAT8_ON_CPU}=1 in the environment has CPUs compute the same in wider "
+            "numbers, to test or to evaluate"
+        )
+    if not compiles:
+        raise UsageError(f"mixed_float8 needs XLA, which multiplies in 8 bits: train.jit_compile = True, or {PJRT.flag}")
+    (name, value), flags = WITHOUT_TRITON, environ.get("XLA_FLAGS", "")
+    if name not in flags:
+        environ["XLA_FLAGS"] = f"{flags} --{name}={str(value).lower()}".strip()
 
 
 def configure(plan: StrategyPlan) -> None:

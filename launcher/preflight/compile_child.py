@@ -23,6 +23,7 @@ import numpy as np
 
 from launcher.errors import EXIT_DONE
 from launcher.machine import child_process
+from launcher.machine.accelerators import WITHOUT_TRITON, xla_options
 
 OUTCOME, _DUMP = "outcome.json.gz", "dump"
 
@@ -30,8 +31,6 @@ OUTCOME, _DUMP = "outcome.json.gz", "dump"
 # then it is simplified and its loops' turns are known. The flag that asks for it, and how the file's name ends.
 DUMP_BEFORE_LIBRARIES, _BEFORE_LIBRARIES = "--xla_dump_hlo_pass_re=conv-rewriter", ".before_conv-rewriter.hlo.pb"
 
-WITHOUT_TRITON = (("xla_gpu_enable_triton_gemm", False),)
-_FLOAT8 = "f8E4M3FN"  # in StableHLO; with Triton's products XLA would multiply in 16 bits
 
 # What XLA says when it has done everything but to turn its kernels into machine code, for which it looks for programs
 # of the CUDA toolkit: the program is optimised, its memory assigned, and both are dumped by then.
@@ -56,12 +55,11 @@ def _outcome(dump: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     outcome: dict[str, Any] = {"error": None, "unsupported": None, "memory": {}, "cost": {}}
     started = time.monotonic()
     try:
-        in_8_bits = request["platform"] == "cuda" and _FLOAT8 in request["stablehlo"]
-        outcome |= _compile(**request, overrides=WITHOUT_TRITON if in_8_bits else ())
+        outcome |= _compile(**request, overrides=[*xla_options(request["stablehlo"]).items()])
         if request["platform"] == "cuda" and (refusal := outcome["error"]):
             # Without a GPU to try on, XLA may take tiles for a product of which Triton makes no kernel.
             shutil.rmtree(dump, ignore_errors=True)
-            outcome |= {"error": None} | _compile(**request, overrides=WITHOUT_TRITON)
+            outcome |= {"error": None} | _compile(**request, overrides=[WITHOUT_TRITON])
             outcome |= {"error": refusal} if outcome["error"] else {"without_triton": refusal}
     except (ImportError, AttributeError, TypeError) as error:  # JAX has changed
         outcome["unsupported"] = f"{type(error).__name__}: {error}"

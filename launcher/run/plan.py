@@ -174,7 +174,8 @@ def policy_of(recipe: Recipe, devices: strategy_lib.StrategyPlan) -> tuple[str, 
     if policy not in precision.POLICIES:
         raise UsageError(f"train.precision = {policy!r}: expected 'auto' or one of {', '.join(precision.POLICIES)}")
     if precision.FLOAT8 in (policy, *recipe.precision_overrides.values()):
-        strategy_lib.require_float8(devices, os.environ)
+        compiles = recipe.jit_compile or devices.runtime.compiles
+        strategy_lib.set_up_float8(devices, os.environ, compiles=compiles)
     return policy, why
 
 

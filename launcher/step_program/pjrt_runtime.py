@@ -22,6 +22,7 @@ import tensorflow as tf
 from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import WEIGHT, Batch, Shard
 from launcher.machine import jax_devices, xla
+from launcher.machine.accelerators import xla_options
 from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
 from launcher.optimizers.weight_shards import WeightShard
@@ -440,7 +441,9 @@ class Program:
         divided = jax.sharding.NamedSharding(runtime.mesh, spec_of(0))
         self._run = jax.jit(mapped, donate_argnums=0, in_shardings=(None, None, divided))
         self._made: Any = None
-        self._options = {"xla_gpu_deterministic_ops": True} if runtime.deterministic else None
+        self._options = xla_options(program.stablehlo) if devices.all[0].platform == "gpu" else {}
+        if runtime.deterministic:
+            self._options["xla_gpu_deterministic_ops"] = True
 
     def state(self, held: Mapping[str, Any]) -> State:
         """What a call takes of arrays that are held by name."""
@@ -453,7 +456,7 @@ class Program:
 
     def __call__(self, state: State, batch: dict[str, Any]) -> Any:
         if self._made is None:
-            self._made = self._run.lower(*state, batch).compile(self._options)
+            self._made = self._run.lower(*state, batch).compile(self._options or None)
             if self._check is not None:
                 self._check(self._made.memory_analysis())
         state[0], report = self._made(*state, batch)
