@@ -237,7 +237,9 @@ def set_up_float8(plan: StrategyPlan, environ: MutableMapping[str, str], *, comp
             "numbers, to test or to evaluate"
         )
     if not compiles:
-        raise UsageError(f"mixed_float8 needs XLA, which multiplies in 8 bits: train.jit_compile = True, or {PJRT.flag}")
+        raise UsageError(
+            f"mixed_float8 needs XLA, which multiplies in 8 bits: train.jit_compile = True, or {PJRT.flag}"
+        )
     (name, value), flags = WITHOUT_TRITON, environ.get("XLA_FLAGS", "")
     if name not in flags:
         environ["XLA_FLAGS"] = f"{flags} --{name}={str(value).lower()}".strip()

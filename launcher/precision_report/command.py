@@ -62,7 +62,8 @@ def run(request: Request) -> int:
     start = starting_point.restore(store, built.trainer, same_order=False, start_from=resolved.recipe.start)
     weights = start.notes[0] if start.notes else "initial"
     weights = weights if start.step is None else f"of step {start.step} in {model_dir}"
-    console.note(f"weights: {weights}")
+    for note in (f"weights: {weights}", *built.notes):
+        console.note(note)
     # A run in another policy left another policy's scale.
     scale = built.trainer.loss_scale if own == resolved.policy else float(resolved.loss_scale.initial().scale)
     found = examine(built, settings, scale, console.note)

@@ -19,11 +19,13 @@ from launcher.run.layer_lint import LintFinding
 from launcher.run.plan import RunPlan
 from launcher.run.session import Session
 from launcher.step.precision import POLICIES
+from launcher.step.statistics import is_overwritten
 from launcher.watch import float16_losses
 from launcher.watch.float16_losses import Gradient, ScaleAdvice
 
 # A gradient this far below the others is what rounding leaves of an exact zero: its direction means nothing.
 _ROUNDING = 1e-6
+_STEPS_OF_SCALES = 2  # after which float8 has scales by what it has seen
 
 
 @gin_bindings.settings("precision_report")
@@ -103,6 +105,9 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
     batches = built.trainer.batches(built.plan.data)
     found: list[Probed] = []
     say(f"{built.plan.policy} beside float32: tracing both passes")
+    if any(map(is_overwritten, built.model.trainable_variables)):
+        for _ in range(_STEPS_OF_SCALES):
+            probe.run(next(batches), scale)
     for number in range(settings.batches):
         batch = next(batches)
         found.append(probe.run(batch, scale))
@@ -133,6 +138,7 @@ def examine(built: Session, settings: PrecisionReportSettings, scale: float, say
 
 def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gradient]:
     """Gradients of weights and activations, and sums over replicas where they are others than those of the weights."""
+    left = {one.path for one in probe.model.trainable_variables if is_overwritten(one)}
     counts, maxima = (
         _total([probed.shadow.counts for probed in found]),
         np.max([probed.shadow.maxima for probed in found], axis=0),
@@ -140,14 +146,14 @@ def _gradients(probe: Probe, found: Sequence[Probed], plan: RunPlan) -> list[Gra
     gradients = [
         Gradient(**vars(tensor), counts=counts[index], maxima=maxima[:, index])
         for index, tensor in enumerate(probe.tensors)
-        if counts[index].sum()  # else a layer without a gradient
+        if counts[index].sum() and tensor.path not in left  # else a layer without a gradient
     ]
     parts, dtype = plan.strategy.num_replicas * plan.microbatches, plan.reduce_dtype.name
     sums = _total([probed.sum_counts for probed in found])
     # What the other microbatches add is not known, but at most as much each.
     largest = np.max([probed.sum_maxima for probed in found], axis=0) * plan.microbatches
     for index, weight in enumerate(_weights(probe)):
-        if parts > 1 or weight.dtype != dtype:
+        if weight.path not in left and (parts > 1 or weight.dtype != dtype):
             of_sum = {"kind": "wire", "counts": sums[index], "maxima": largest[index : index + 1]}
             gradients.append(Gradient(path=weight.path, dtype=dtype, **of_sum))
     return gradients
@@ -162,10 +168,15 @@ def _total(counts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _errors(probe: Probe, probed: Probed) -> list[PassError]:
-    sizes = [variable.value.shape.num_elements() for variable in probe.model.trainable_variables]
-    typical = probed.compared.norm / np.sqrt(sizes)
+    compared = probed.compared
+    variables, weights = probe.model.trainable_variables, _weights(probe)
+    kept = [place for place, variable in enumerate(variables) if not is_overwritten(variable)]
+    norms, cosines, errors = (
+        np.asarray(one)[kept] for one in (compared.norm, compared.cosine, compared.relative_error)
+    )
+    typical = norms / np.sqrt([variables[place].value.shape.num_elements() for place in kept])
     is_rounding = typical < _ROUNDING * np.median(typical)
-    columns = (_weights(probe), probed.compared.cosine, probed.compared.relative_error, is_rounding)
+    columns = ([weights[place] for place in kept], cosines, errors, is_rounding)
     return [
         PassError(weight.path, float(cosine), float(relative), bool(rounded))
         for weight, cosine, relative, rounded in zip(*columns, strict=True)

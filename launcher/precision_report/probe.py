@@ -16,6 +16,8 @@ from launcher.run.actions.precision_watch import copy_weights
 from launcher.run.session import Session
 from launcher.step import gradients
 from launcher.step.layers import owners
+from launcher.step.local_pass import num_replicas
+from launcher.step.statistics import is_overwritten
 from launcher.watch import gradient_taps
 from launcher.watch.gradient_taps import Seen, TappedPass
 
@@ -48,7 +50,7 @@ class Tensor:
 
 
 class Probe:
-    """Probes a session's model; changes neither its variables nor its counters.
+    """Probes a session's model; changes neither its counters nor its variables, but for scales of float8.
 
     Args:
       built: the session; its trainer's counters give the step, whose random numbers both passes use, and the scale.
@@ -96,6 +98,9 @@ class Probe:
         copy_weights(self.model, self.shadow)
         expected, plain = self._shadow.observe(batch, tf.constant(1.0))
         found, scaled = self._real.observe(batch, scale)
+        for one, value in zip(self.model.trainable_variables, scaled, strict=True):
+            if is_overwritten(one):  # as a step would
+                one.value.assign(gradients.reduce_sum([value])[0] / num_replicas())
         unscaled = [gradient / scale for gradient in scaled]
         both = gradients.reduce_sum([*plain, *unscaled])
         compared = _compare(both[: len(plain)], both[len(plain) :])

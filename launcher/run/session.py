@@ -194,8 +194,11 @@ def float32_model(session: Session) -> keras.Model:
         keras.config.set_dtype_policy(policy)
     if copy is source:
         raise UsageError("a second model is needed, in float32: give launcher.fit a function that builds the model")
-    for layer in layers_of(copy):
-        if layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
+    for layer, other in zip(layers_of(copy), layers_of(source), strict=False):
+        in_8_bits = getattr(other, "quantization_mode", None) == "float8"
+        if in_8_bits and layer.quantization_mode is None:  # whose weights it is to have
+            layer.quantize("float8", type_check=False)
+        if in_8_bits or layer.compute_dtype in ("float16", "bfloat16"):  # whatever the policy, when its code says so
             layer.dtype_policy = "float32"
     before, now = ([f"{one.path} {tuple(one.shape)}" for one in model.weights] for model in (source, copy))
     for was, built in itertools.zip_longest(before, now, fillvalue="nothing"):

@@ -54,6 +54,19 @@ def test_a_step_that_fits_is_reported_with_memory_bounds_and_kernels(preflight):
         assert words in done.out
 
 
+def test_float8_is_multiplied_in_8_bits_forward_and_backward(preflight):
+    layers = ("--gin_param=mlp.layers = 2", "--gin_param=train.precision = 'mixed_float8'")
+    done = preflight("--gpu_type=h100:1", JIT, *layers)
+    assert done.code == EXIT_DONE, done.err
+    # The first layer's inputs have no gradient.
+    assert done.report["cases"][0]["costs"]["kernels_by_kind"]["cuBLAS in 8 bits"] == 5
+    for operands in ("f8e4m3fn on", "f8e4m3fnxf8e5m2 on", "f8e5m2xf8e4m3fn on"):
+        assert f"of {operands} Tensor Cores" in done.out
+    refused = preflight("--gpu_type=a100-80:1", JIT, *layers)
+    assert refused.code == EXIT_USAGE
+    assert "compute capability 8.9 or more, which multiply 8-bit floats, and this is a GPU of 8.0" in refused.err
+
+
 def test_a_run_by_jax_has_the_share_that_it_takes_and_is_compiled_in_any_case():
     where = dataclasses.replace(gpus.find("h200"), runtime=PJRT)
     outside, inside = where.reserved(None, 1000).values()

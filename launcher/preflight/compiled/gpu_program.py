@@ -20,10 +20,16 @@ from launcher.preflight.compiled.hlo import Instruction, Module
 # them.
 _REMATERIALISED = re.compile(r"\.remat\d*\b")
 _FUSION_KIND = re.compile(r'"kind":"(__[\w$]+)"')
-_LIBRARIES = {"__cudnn$conv": "cuDNN convolution", "__cudnn": "cuDNN", "__cublas": "cuBLAS"}
+_BY_8_BITS = "__cublas$lt$matmul$f8"
+_LIBRARIES = {
+    "__cudnn$conv": "cuDNN convolution",
+    "__cudnn": "cuDNN",
+    _BY_8_BITS: "cuBLAS in 8 bits",
+    "__cublas": "cuBLAS",
+}
 TENSOR_CORES, CUDA_CORES = "Tensor Cores", "CUDA cores"
 _HALF = {"f16", "bf16"}
-_FLOAT8, _BY_8_BITS = {"f8e4m3fn", "f8e5m2"}, "__cublas$lt$matmul$f8"
+_FLOAT8 = {"f8e4m3fn", "f8e5m2"}
 
 
 def count(optimised: Module, before_libraries: Module | None) -> Costs:
