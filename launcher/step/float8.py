@@ -52,6 +52,10 @@ def apply(model: keras.Model, overrides: Mapping[str, str], *, of_run: bool) -> 
             continue
         taken.append(item)
         if layer.quantization_mode is None:
+            if getattr(getattr(model, "optimizer", None), "built", False):
+                raise UsageError(
+                    f"{model.name} has been trained in 16 bits: call its quantize('float8') and compile it"
+                )
             layer.quantize("float8", type_check=False)
     if not taken:
         raise UsageError(
