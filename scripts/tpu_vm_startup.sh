@@ -133,6 +133,8 @@ PYTHON
   # A list of addresses, or of name:id:address.
   hosts="$(tr ',' '\n' <<<"${values[8]}" | sed 's/.*://' | paste -sd ',' -)"
   mapfile -t flags <<<"${values[6]}" # a line each
+  [[ "$worker" =~ ^[0-9]+$ || "$hosts" != *,* ]] ||
+    stop 64 "agent-worker-number in the node's metadata is '$worker', and its hosts are $hosts: which one is this?"
   [[ -n "$source_url" ]] || stop 64 "neither --source nor launcher-source in the node's metadata: nothing to install"
   [[ -n "${flags[*]}" || -n "$install_only" ]] || stop 64 "launcher-flags in the node's metadata is empty: which recipe?"
 }

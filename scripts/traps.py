@@ -30,7 +30,8 @@ from trap_rows import (  # the modules make the rows
     ROWS,
     CannotTell,
     Row,
-    files_and_compilers,  # noqa: F401
+    compilers,  # noqa: F401
+    files,  # noqa: F401
     training,  # noqa: F401
 )
 
@@ -44,6 +45,8 @@ ANOTHER_NAME = {  # the distributions that bring a module, where they are called
 }
 KNOWN = {  # rows that do not hold in versions that docs/traps.md names
     "metric-variable": lambda has: _before(has.get("keras", ""), (3, 14)),
+    "dump-names": lambda has: _before(has.get("jaxlib", ""), (0, 12)),
+    "jax-export": lambda has: not _before(has.get("tensorflow", ""), (2, 22)),
     "tpu-lookup-text": lambda has: not _before(has.get("jaxlib", ""), (0, 12)),
 }
 
@@ -61,9 +64,15 @@ def _before(version: str, other: tuple[int, int]) -> bool:
     return tuple(map(int, version.split(".")[:2])) < other if version else False
 
 
+def _is_there(module: str) -> bool:
+    with contextlib.suppress(ModuleNotFoundError):  # of the package that it is in
+        return importlib.util.find_spec(module) is not None
+    return False
+
+
 def told(one: Row) -> tuple[str, str]:
     """holds, mended or cannot tell, and why."""
-    missing = [module for module in one.needs if importlib.util.find_spec(module) is None]
+    missing = [module for module in one.needs if not _is_there(module)]
     if missing:
         return "cannot tell", f"{', '.join(missing)} is not installed"
     try:

@@ -6,6 +6,7 @@ table with 100,000 rows of 512 float32, 8,192 of which are looked up and doubled
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,21 @@ CHANGED = [
 @pytest.mark.parametrize(("how", "what"), CHANGED)
 def test_what_is_not_understood_is_told(how, what):
     assert what in hlo.parse(changed(how)).unread
+
+
+@pytest.mark.parametrize("place", ["buffer_allocations", "logical_buffers", "heap_simulator_traces", "cut"])
+def test_what_is_not_understood_of_memory_is_told(place):
+    proto = hlo_protos.HloProto()
+    proto.ParseFromString(DENSE.encode("latin-1"))
+    if place != "cut":
+        getattr(proto.buffer_assignment, place)[0].MergeFromString(b"\xba\x06\x01x")
+    content = proto.SerializeToString()[: -1 if place == "cut" else None].decode("latin-1")
+    memory = dict.fromkeys(("argument", "output", "alias", "temp", "generated_code"), 1)  # as a TPU's compiler tells
+    found = Compilation(error=None, memory=memory, cost={}, hlo=DENSE, buffers=content, seconds=1, cached=False)
+    names = {"argument_names": ["x", "w"], "result_names": ["loss", "w"], "available": 1e9}
+    (told,) = hbm.account(found, hlo.parse(DENSE), **names).unread
+    assert told.startswith("the whole of it" if place == "cut" else "field 103 of ")
+    assert hbm.account(dataclasses.replace(found, buffers=""), hlo.parse(DENSE), **names).unread == ()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 1000, -1000])

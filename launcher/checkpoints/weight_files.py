@@ -142,8 +142,7 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
             if isinstance(item, h5py.Group) and last == "vars" and around:
                 name = item.attrs.get("name", around.rpartition("/")[2])
                 names[around] = name.decode() if isinstance(name, bytes) else str(name)
-            is_weight = isinstance(item, h5py.Dataset) and around.rpartition("/")[2] == "vars"
-            if is_weight and not path.startswith("optimizer/"):
+            if isinstance(item, h5py.Dataset) and not path.startswith("optimizer/"):
                 weights.append(item)
 
         root.visititems(visit)
@@ -151,8 +150,9 @@ def _keras(file: BinaryIO, most: int) -> Iterator[Stored]:
         for item in sorted(weights, key=lambda item: (item.parent.name, len(item.name), item.name)):
             if item.external or item.is_virtual:
                 raise ValueError(f"{item.name} is in another file")
-            *around, _, key = item.name[1:].split("/")
-            layer = tuple(names[path] for path in itertools.accumulate(around, "{}/{}".format) if path in names)
+            around, _, key = item.name.rpartition("/vars/")  # what stands elsewhere goes by its whole name
+            paths = itertools.accumulate(around[1:].split("/"), "{}/{}".format)
+            layer = tuple(names[path] for path in paths if path in names)
             array = np.array(item, dtype=ml_dtypes.bfloat16 if item.attrs.get("dtype") == "bfloat16" else None)
             # The state of a random generator: no weight of a layer looks like it.
             if not (array.dtype == np.uint32 and array.shape == (2,)):

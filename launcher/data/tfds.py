@@ -58,8 +58,10 @@ def open_builder(name: str) -> Any:
         close = nearest(re.split("[/:]", name)[0], tfds.list_builders(with_community_datasets=False))
         offer = f"did you mean {close!r}?" if close else "https://www.tensorflow.org/datasets/catalog lists them"
         raise UsageError(f"TFDS knows no data set {name!r}; {_found(name) or offer}") from None
-    except (AssertionError, ValueError, ParseError) as error:  # an unknown configuration or version, or files are cut
-        raise UsageError(f"TFDS cannot open {name!r}: {_found(name) or _first_lines(error)}") from None
+    except (AssertionError, KeyError, ValueError, ParseError) as error:
+        # An unknown configuration or version, files that are cut, or of a version of TFDS that this one does not read.
+        why = f"{type(error).__name__}: {_first_lines(error)}"
+        raise UsageError(f"TFDS cannot open {name!r}: {why}; {_found(name)}".rstrip("; ")) from None
 
 
 def _found(name: str) -> str:

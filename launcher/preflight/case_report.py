@@ -382,7 +382,7 @@ def _costs_json(finding: SliceFinding, costs: Costs) -> dict[str, Any]:
 
 def _hbm_json(hbm: HbmUse) -> dict[str, Any]:
     return {
-        **{name: value for name, value in dataclasses.asdict(hbm).items() if name != "fits"},
+        **{name: value for name, value in dataclasses.asdict(hbm).items() if name not in ("fits", "unread")},
         "reserved": {name: constant.value for name, constant in hbm.reserved.items()},
         "missing": hbm.excess,
         "buffers": [

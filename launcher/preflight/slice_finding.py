@@ -190,8 +190,8 @@ class Examiner:
             available=case.where.memory_bytes.value,
             reserved=functools.partial(case.where.reserved, costs),
         )
-        found = dataclasses.replace(found, hbm=accounted, unread=unread)
-        return found if costs is None else _measured(found, accounted, costs)
+        found = dataclasses.replace(found, hbm=accounted, unread=(*unread, *accounted.unread))
+        return found if costs is None or found.unread else _measured(found, accounted, costs)
 
 
 def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFinding:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 
@@ -232,6 +233,61 @@ def test_data_sets_are_in_the_users_folder_unless_told_otherwise(monkeypatch, tm
     assert tfds.data_dir() == str(tmp_path / "tensorflow_datasets")
     monkeypatch.setenv("TFDS_DATA_DIR", "~/elsewhere")
     assert tfds.data_dir() == str(tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def described(photos_dir, tmp_path, monkeypatch):
+    """described(change): opens a copy of the photos of which TFDS knows nothing but its two files, changed."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+
+    def opened(change):
+        shutil.rmtree(folder := tmp_path / "of_others" / "1.0.0", ignore_errors=True)
+        shutil.copytree(photos_dir / "launcher_test_photos" / "1.0.0", folder)
+        for file in folder.glob("launcher_test_photos-*"):
+            file.rename(folder / file.name.replace("launcher_test_photos", "of_others"))
+        info, features = (json.loads((folder / f"{name}.json").read_text()) for name in ("dataset_info", "features"))
+        info["name"] = "of_others"
+        features = change(info, features) or features
+        for name, content in (("dataset_info", info), ("features", features)):
+            (folder / f"{name}.json").write_text(json.dumps(content))
+        return tfds.open_builder("of_others")
+
+    return opened
+
+
+def of_tfds_4_1(info, features):
+    """As they were before protocol buffers had features and splits their files' names."""
+    kind, text = "tensorflow_datasets.core.features.", {"shape": [None, None, 3], "dtype": "uint8"}
+    image = {"type": f"{kind}image_feature.Image", "content": {**text, "encoding_format": "jpeg"}}
+    label = {"type": f"{kind}class_label_feature.ClassLabel", "content": {"num_classes": 300}}
+    del info["fileFormat"], info["moduleName"]
+    for split in info["splits"]:
+        del split["filepathTemplate"]
+    return {"type": f"{kind}features_dict.FeaturesDict", "content": {"image": image, "label": label}}
+
+
+@pytest.mark.parametrize("change", [lambda info, features: None, of_tfds_4_1])
+def test_descriptions_of_the_newest_and_of_an_old_tfds_are_read(described, change):
+    builder = described(change)
+    tfds.check_prepared(builder, ("train", "test"))
+    counts = [tfds.num_examples(builder, split) for split in ("train", "test")]
+    assert counts == [PHOTOS_TRAIN, PHOTOS_TEST] and tfds._image_features(builder) == ((None, None, 3), 300)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda info, features: info.update(later=1), "later"),
+        (lambda info, features: info["splits"][0].update(later=1), "later"),
+        (lambda info, features: info.update(fileFormat="lance"), "lance"),
+        (lambda info, features: features["featuresDict"]["features"]["image"]["image"].update(later=1), "later"),
+        (lambda info, features: features["featuresDict"]["features"]["label"].update(pythonClassName="a.B"), "a.B"),
+        (lambda info, features: {"type": "tensorflow_datasets.core.features.text_feature.Text"}, "content"),
+    ],
+)
+def test_what_a_description_has_that_tfds_does_not_know_is_named(described, change, word):
+    with pytest.raises(UsageError, match=rf"TFDS cannot open 'of_others': \w+: .*{word}.*has of_others/1\.0\.0"):
+        described(change)
 
 
 def test_files_that_are_lost_or_cut_are_named_and_array_record_is_read_into_memory(photos_dir, tmp_path, monkeypatch):

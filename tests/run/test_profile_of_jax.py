@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
+
 from launcher.reporting import run_folder, sections
 from launcher.run.actions import profile
 
@@ -28,3 +30,16 @@ def test_the_kernels_of_the_streams_are_counted_once_and_ranked(tmp_path):
     assert profile.kernels(tmp_path / "absent", 2) == []
     (tmp_path / "summary.json").write_text(json.dumps({"kernels": ranked}))
     assert "2.000" in sections.kernels(run_folder.read(tmp_path)).body
+
+
+@pytest.mark.parametrize("event", [{"ph": "X", "name": "gemm"}, {"name": "thread_name", "pid": 1, "tid": 2}])
+def test_a_trace_of_another_form_is_named_and_ends_no_run(event, tmp_path):
+    folder, notes = tmp_path / "plugins/profile/now", []
+    folder.mkdir(parents=True)
+    (folder / "vm.trace.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": [event]}).encode()))
+    action = profile.ProfileSteps(profile.ProfiledSteps(2, 3), str(tmp_path), notes.append, by_jax=True)
+    action._start = action._stop = lambda *_: None  # a trace of this process is of a CPU, and whole
+    action.steps_until_due(1)
+    action.before_steps()
+    action.after_steps(3, None)
+    assert action.summary() == {} and "see TensorBoard" in notes[0] and "are not read: KeyError" in notes[1]

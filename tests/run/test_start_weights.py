@@ -381,6 +381,15 @@ def test_of_a_file_of_keras_each_object_is_read_once_and_nothing_that_is_linked(
     assert [one.name for one in weight_files.read(str(linked(tmp_path)))] == ["own/0"]
 
 
+def test_of_a_file_of_keras_what_stands_elsewhere_than_weights_is_not_passed_over(tmp_path):
+    path = str(tmp_path / "w.weights.h5")
+    with h5py.File(path, "w") as file:
+        for name in ("layers/own/vars/0", "layers/own/later/0", "layers/own/vars/later/0", "later", "optimizer/vars/0"):
+            file[name] = np.ones(3)
+    found = [one.name for one in weight_files.read(path)]
+    assert sorted(found) == ["/later", "/layers/own/later/0", "own/0", "own/later/0"]
+
+
 def deep(path, folder):
     text = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     path.write_bytes(struct.pack("<Q", len(text)) + text)

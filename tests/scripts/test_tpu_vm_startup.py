@@ -331,6 +331,13 @@ def test_a_host_of_a_pod_knows_itself_from_the_metadata(host, metadata):
     assert host.status["worker"] == 3 and "host 3 leaves its chips" in host.status["message"]
 
 
+def test_a_host_of_several_that_has_no_number_does_not_train_as_the_first(host, metadata):
+    told = {"launcher-source": str(host.repository), "launcher-node": "my-pod", "launcher-flags": "--gin_file=x.gin"}
+    address = metadata({**told, "worker-number": "1", "worker-network-endpoints": "a:1:10.0.0.1,b:2:10.0.0.2"})
+    done = host.run("--foreground", GCE_METADATA_HOST=address)
+    assert done.returncode == 64 and "is '', and its hosts are 10.0.0.1,10.0.0.2" in done.stderr and host.calls == []
+
+
 def test_a_host_of_a_slice_finds_the_others_in_the_metadata(host, metadata):
     address = metadata(
         {

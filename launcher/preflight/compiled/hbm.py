@@ -11,6 +11,7 @@ from launcher.errors import UsageError
 from launcher.machine.accelerators import Constant
 from launcher.preflight.compiled import Compilation
 from launcher.preflight.compiled.hlo import HBM, Array, Module, arrays, proto_of
+from launcher.preflight.compiled.hlo_protos import unknown
 
 # Leans on libtpu: a refusal for memory gives its figures in these words. Noticed by tests/preflight/test_preflight.py.
 # Then: take the new words; until then it is a refusal without figures.
@@ -48,6 +49,7 @@ class HbmUse:
         where unknown.
       fits: whether the compiler took the program; where it would take any, whether all that is needed is there.
       buffers: the biggest, at the moment when most is needed.
+      unread: what the dump says of memory that was not understood, a phrase each.
     """
 
     available: float
@@ -59,6 +61,7 @@ class HbmUse:
     fits: bool
     buffers: tuple[Buffer, ...]
     reserved: Mapping[str, Constant] = dataclasses.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     @property
     def excess(self) -> float:
@@ -101,7 +104,9 @@ def account(
       available: bytes of HBM that a program may use, where the compiler does not say.
       reserved: what is needed beside a program of so many bytes, where the compiler does not reckon with it.
     """
-    dump = proto_of(compilation.buffers or compilation.hlo, [])
+    unread: list[str] = []
+    dump = proto_of(compilation.buffers or compilation.hlo, unread)
+    unread += unknown(dump.buffer_assignment)
     allocations = [each for each in dump.buffer_assignment.buffer_allocations if _is_ours(each)]
     buffers = _buffers(dump, allocations, module, argument_names, result_names)
     refusal, memory = refused_for_hbm(compilation.error), compilation.memory
@@ -135,6 +140,7 @@ def account(
         fits=fits,
         buffers=tuple(sorted(buffers, key=lambda buffer: -buffer.bytes)[:_LISTED]),
         reserved=beside,
+        unread=tuple(dict.fromkeys(unread)),
     )
 
 

@@ -21,10 +21,10 @@ except ImportError as error:
         "it was tried with TensorFlow 2.16.2, 2.18.1 and 2.21.0"
     ) from None
 
-# Of an instruction, what is newer than the oldest of these wheels and changes nothing of what is counted: ends of
+# What is newer than the oldest of these wheels and changes nothing of what is counted. Of an instruction: ends of
 # top-k, statistics, devices of collectives in other forms, values' origins, accuracies, ways of scanning, kinds of
-# convolution, orders of comparisons.
-_HARMLESS = {82, *range(85, 99), 101, 102}
+# convolution, orders of comparisons. Of memory: which values are one buffer, which its allocations say too.
+_HARMLESS = {"HloInstructionProto": {82, *range(85, 99), 101, 102}, "BufferAssignmentProto": {5}}
 _NOT_READ = {"metadata", "sharding", "frontend_attributes", "literal", "original_value", "statistics_viz"}
 
 
@@ -32,7 +32,7 @@ def unknown(message: Message) -> Iterator[str]:
     """Fields with a value that these classes do not know, and that may matter: "field 99 of HloInstructionProto"."""
     kind = message.DESCRIPTOR.name
     for one in UnknownFieldSet(message):
-        if one.data and not (kind == "HloInstructionProto" and one.field_number in _HARMLESS):
+        if one.data and one.field_number not in _HARMLESS.get(kind, ()):
             yield f"field {one.field_number} of {kind}"
     for field, value in message.ListFields():
         if field.message_type is not None and field.name not in _NOT_READ:

@@ -1,11 +1,10 @@
-"""Rows about files, trackers and compilers."""
+"""Rows about files and trackers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 from trap_rows import CannotTell, row, saved
@@ -131,7 +130,62 @@ def safetensors_order() -> tuple[str, bool]:
     return f"{array[:, 0].tolist()} comes back as {found[:, 0].tolist()}", not np.array_equal(found, array)
 
 
+@row("jax", "keras", "tensorflow")
+def jax_export() -> tuple[str, bool]:
+    os.environ["KERAS_BACKEND"] = "jax"  # no other row of this process imports Keras
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    class TopTwo(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return keras.ops.top_k(inputs, 2)[0]
+
+    said = {}
+    for name, more in (("dense", []), ("with top_k", [TopTwo()])):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), *more])
+        with tempfile.TemporaryDirectory() as folder:
+            model.export(folder)
+            try:
+                loaded = tf.saved_model.load(folder)
+                loaded.serve(np.ones((2, 4), "float32"))
+                said[name] = "answers"
+            except Exception as error:
+                said[name] = type(error).__name__
+    return f"called by TensorFlow: {said}", set(said.values()) != {"answers"}
+
+
 # ------------------------------------------------------------------------------------------------------------ trackers
+
+
+@row("tensorboard", "tensorboard_data_server", "tensorflow")
+def tensorboard_loader() -> tuple[str, bool]:
+    import tensorflow as tf
+    from tensorboard import context
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.data import server_ingester
+    from tensorboard.util import grpc_util
+
+    def scalars(folder: str) -> list[int]:
+        server = server_ingester.SubprocessServerDataIngester(
+            server_binary=server_ingester.get_server_binary(),
+            logdir=folder,
+            reload_interval=3600,
+            channel_creds_type=grpc_util.ChannelCredsType.LOCAL,
+        )
+        server.start()  # which has read the folder once
+        asked = context.RequestContext()
+        found = server.data_provider.read_scalars(asked, experiment_id="", plugin_name="scalars", downsample=1000)
+        return [point.step for runs in found.values() for points in runs.values() for point in points]
+
+    with tempfile.TemporaryDirectory() as folder:
+        with tf.summary.create_file_writer(folder).as_default():
+            for step in (1, 2, 3, 4, 5, 3):
+                tf.summary.scalar("loss", 0.0, step)
+        every = EventAccumulator(folder)
+        every.Reload()
+        shown, kept = scalars(folder), [event.step for event in every.Tensors("loss")]
+    return f"of steps 1 to 5 and 3 again it shows {shown}, EventAccumulator {kept}", shown == [1, 2, 3] != kept
 
 
 @row("mlflow")
@@ -188,67 +242,3 @@ def grain_window() -> tuple[str, bool]:
         raise CannotTell("no WindowShuffleMapDataset") from None
     found = [shuffled[number] for number in range(10)]
     return f"ten numbers come as {[int(one) for one in found]}", sorted(map(int, found)) != list(range(10))
-
-
-# ----------------------------------------------------------------------------------------------------------- compilers
-
-
-def _for_tpu(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str], kind: str = "v5e") -> Any:
-    """What XLA makes of a function for one TPU."""
-    import jax
-    from jax.experimental import topologies
-
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    try:
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:2x2").devices
-    except Exception as error:
-        raise CannotTell(f"no compiler for TPUs: {str(error).splitlines()[0][:80]}") from None
-    on = jax.sharding.SingleDeviceSharding(devices[0])
-    inputs = [jax.ShapeDtypeStruct(shape, dtype, sharding=on) for shape, dtype in shapes]
-    return jax.jit(function).lower(*inputs).compile()
-
-
-@row("jax", "libtpu")
-def scan_cast() -> tuple[str, bool]:
-    import jax
-
-    def layers(weights: Any, x: Any) -> Any:
-        def one(carry: Any, weight: Any) -> tuple[Any, None]:
-            return jax.numpy.tanh(carry @ weight.astype("bfloat16")), None
-
-        return jax.lax.scan(jax.checkpoint(one), x, weights)[0].astype("float32").sum()
-
-    compiled = _for_tpu(jax.grad(layers), ((8, 4096, 4096), "float32"), ((512, 4096), "bfloat16"))
-    share = compiled.memory_analysis().temp_size_in_bytes / (8 * 4096 * 4096 * 4)
-    return f"{share:.2f} of the weights' bytes are held beside them; a layer in 16 bits is 0.06", share > 0.4
-
-
-@row("jax", "libtpu")
-def tpu_lookup_bytes() -> tuple[str, bool]:
-    compiled = _for_tpu(_lookup, ((4_000_000, 128), "float32"), ((8192,), "int32"), kind="v6e")
-    counted, table = compiled.cost_analysis()["bytes accessed"], 4_000_000 * 128 * 4
-    return f"{counted / 1e9:.2f} GB counted for a lookup of 0.01 in {table / 1e9:.2f}", counted > 0.5 * table
-
-
-@row("jax", "libtpu")
-def tpu_lookup_text() -> tuple[str, bool]:
-    compiled = _for_tpu(_lookup, ((4_000_000, 128), "float32"), ((8192,), "int32"), kind="v6e")
-    try:
-        return f"a text of {len(compiled.as_text())} characters", False
-    except Exception as error:
-        return str(error).strip().splitlines()[0][-80:], True
-
-
-def _lookup(table: Any, rows: Any) -> Any:
-    return table[rows]
-
-
-@row("jax", "numpy")
-def bfloat16_categorical() -> tuple[str, bool]:
-    import jax
-    import numpy as np
-
-    logits = jax.numpy.zeros([3000], "bfloat16")
-    drawn = np.asarray(jax.random.categorical(jax.random.key(0), logits, shape=(2000,)))
-    share = float(np.mean(drawn < 1000))
-    return f"{share:.0%} of draws among the first third of equal logits", share > 0.5
