@@ -59,6 +59,10 @@ class _Method(keras.optimizers.Optimizer):
     def _slots(self, variables: Variables, name: str) -> list[keras.Variable]:
         return [self.add_variable_from_reference(variable, name) for variable in variables]
 
+    def _count(self, weight: tf.Tensor) -> tf.Tensor:
+        """The number of this update, from 1, in the dtype of a weight."""
+        return tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+
     def get_config(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in (*self.defaults, "layer_decay", "exclude")}
         return {**super().get_config(), **own}
@@ -82,11 +86,11 @@ class LAMB(_Method):
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         first, second = self._first[index], self._second[index]
-        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
-        new_first = self.beta_1 * tf.convert_to_tensor(first) + (1.0 - self.beta_1) * gradient
-        new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
-        unbiased_first = new_first / (1.0 - tf.pow(tf.cast(self.beta_1, weight.dtype), count))
-        unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+        count = self._count(weight)
+        new_first = _average(self.beta_1, first, gradient)
+        new_second = _average(self.beta_2, second, tf.square(gradient))
+        unbiased_first = _unbiased(self.beta_1, new_first, count)
+        unbiased_second = _unbiased(self.beta_2, new_second, count)
         update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
         if self.included[index]:
             update += self.layer_decay * weight
@@ -173,11 +177,11 @@ class Adafactor(_Method):
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         moments = self._moments[index]
-        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+        count = self._count(weight)
         beta = 1.0 - tf.pow(count, -self.decay)
         squares = tf.square(gradient) + self.epsilon
         seen = [squares] if len(moments) == 1 else [means(variable, squares, axis=axis)[0] for axis in (-1, -2)]
-        new = [beta * tf.convert_to_tensor(old) + (1.0 - beta) * mean for old, mean in zip(moments, seen, strict=True)]
+        new = [_average(beta, old, mean) for old, mean in zip(moments, seen, strict=True)]
         if len(new) == 1:
             update = gradient * tf.math.rsqrt(new[0])
         else:
@@ -218,17 +222,17 @@ class Nadam(_Method):
 
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         first, second, product = self._first[index], self._second[index], self._products[index]
-        count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
+        count = self._count(weight)
 
         def momentum(step: tf.Tensor) -> tf.Tensor:
             return self.beta_1 * (1.0 - 0.5 * tf.pow(tf.cast(0.96, weight.dtype), step * self.momentum_decay))
 
-        new_first = self.beta_1 * tf.convert_to_tensor(first) + (1.0 - self.beta_1) * gradient
-        new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
+        new_first = _average(self.beta_1, first, gradient)
+        new_second = _average(self.beta_2, second, tf.square(gradient))
         new_product = tf.convert_to_tensor(product) * momentum(count)
         update = (momentum(count + 1.0) / (1.0 - new_product * momentum(count + 1.0))) * new_first
         update += ((1.0 - momentum(count)) / (1.0 - new_product)) * gradient
-        unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+        unbiased_second = _unbiased(self.beta_2, new_second, count)
         update /= tf.sqrt(unbiased_second) + self.epsilon
         if self.included[index] and self.layer_decay:
             update += self.layer_decay * weight
@@ -287,16 +291,16 @@ class Muon(_Method):
     def _move(self, index: int, variable: Any, weight: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor) -> None:
         first, second, split = self._first[index], self._second[index], self._splits[index]
         beta = self.beta_1 if split is None else self.momentum
-        new_first = beta * tf.convert_to_tensor(first) + (1.0 - beta) * gradient
+        new_first = _average(beta, first, gradient)
         if split is not None:
             ahead = beta * new_first + (1.0 - beta) * gradient if self.nesterov else new_first
             update = self._orthogonal(whole_of(variable, ahead), split)
             update = variable.of(update) if isinstance(variable, WeightShard) else update
         else:
-            count = tf.cast(tf.convert_to_tensor(self.iterations), weight.dtype) + 1.0
-            new_second = self.beta_2 * tf.convert_to_tensor(second) + (1.0 - self.beta_2) * tf.square(gradient)
-            unbiased_first = new_first / (1.0 - tf.pow(tf.cast(beta, weight.dtype), count))
-            unbiased_second = new_second / (1.0 - tf.pow(tf.cast(self.beta_2, weight.dtype), count))
+            count = self._count(weight)
+            new_second = _average(self.beta_2, second, tf.square(gradient))
+            unbiased_first = _unbiased(beta, new_first, count)
+            unbiased_second = _unbiased(self.beta_2, new_second, count)
             update = unbiased_first / (tf.sqrt(unbiased_second) + self.epsilon)
             rate *= self.adam_rate
             self.assign(second, new_second)
@@ -322,6 +326,16 @@ class Muon(_Method):
         by_shape = math.sqrt(max(1.0, outputs / inputs))
         scale = by_shape if self.rms is None else self.rms * math.sqrt(max(outputs, inputs))
         return scale * tf.reshape(matrix, tensor.shape)
+
+
+def _average(decay: float | tf.Tensor, slot: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+    """A slot's moving average, one update on."""
+    return decay * tf.convert_to_tensor(slot) + (1.0 - decay) * value
+
+
+def _unbiased(decay: float, moment: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """A moment without what its first value, 0, has left in it (Kingma & Ba 2015, section 3)."""
+    return moment / (1.0 - tf.pow(tf.cast(decay, moment.dtype), count))
 
 
 def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:

@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from launcher.data.pipeline import WEIGHT, Data, Shard
+from launcher.data.pipeline import WEIGHT, Batch, Data, Shard
 from launcher.errors import UsageError, nearest
 from launcher.errors.user_code import defined_at
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.optimizers import Optimizer
+from launcher.reporting.sinks import Samples
 from launcher.tasks import lookups
 
 Assets = Mapping[str, bytes]
+Sums = tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]  # what a task's loss() returns
 
 
 class Task:
@@ -80,9 +82,7 @@ class Task:
         """Builds the Keras model. Called once, under the strategy's scope and the dtype policy of the run."""
         raise NotImplementedError
 
-    def loss(
-        self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    def loss(self, model: keras.Model, batch: Batch, training: bool) -> Sums:
         """Sums over one replica's batch, never means: the launcher divides by the weight of the global batch.
 
         Args:
@@ -101,7 +101,7 @@ class Task:
     def placed(self, place: Place) -> None:
         """Told where it will run; raises UsageError if it cannot."""
 
-    def try_step(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> None:
+    def try_step(self, model: keras.Model, batch: Batch) -> None:
         """Assigns, outside of any graph, what a training step does but trained weights."""
         loss_sums(self, model, batch, True)
 
@@ -162,7 +162,7 @@ class Score(NamedTuple):
 
     metrics: dict[str, float]
     notes: list[str]
-    samples: Sequence[tuple[str, str, str]] = ()
+    samples: Samples = ()
 
 
 @runtime_checkable
@@ -175,7 +175,7 @@ class Decodes(Protocol):
     def decode_batches(self, shard: Shard) -> tf.data.Dataset:
         """Batches of the examples to decode, as `Data.eval_batches`; "example", int64 [b], tells them apart."""
 
-    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def generate(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """Tokens that the model writes, int32 [b, length], length static; in replica context, without collectives."""
 
     def score(self, examples: np.ndarray, outputs: np.ndarray) -> Score:
@@ -188,7 +188,7 @@ class ShowsSamples(Protocol):
 
     num_samples: int
 
-    def samples(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> Sequence[tuple[str, str, str]]:
+    def samples(self, model: keras.Model, batch: Batch) -> Samples:
         """Samples of a whole batch, as `Score.samples`; an image that was given is a data URI. Eager, on one device."""
 
 
@@ -199,7 +199,7 @@ class ReadsLines(Protocol):
     def encode_lines(self, lines: Sequence[str]) -> dict[str, np.ndarray]:
         """A batch for `generate`, one row a line."""
 
-    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def generate(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """See `Decodes`."""
 
     def decode_lines(self, outputs: np.ndarray) -> list[str]:
@@ -218,7 +218,7 @@ class ReadsImages(Protocol):
     decode_images: Callable[[tf.Tensor], tf.Tensor] | None
     class_names: Sequence[str]
 
-    def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def classify(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """Probabilities float32 [b, classes] of "image"; in replica context, without collectives."""
 
 
@@ -314,20 +314,18 @@ def open_data(task: Task) -> Data:
     )
 
 
-def real_rows(task: Task, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def real_rows(task: Task, batch: Batch) -> Batch:
     """A batch as the task's loss() takes it where TensorFlow's XLA compiles that."""
     return without_padding(batch) if task.takes_real_rows else batch
 
 
-def without_padding(batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def without_padding(batch: Batch) -> Batch:
     """A replica's real examples; one where there is none."""
     count = tf.maximum(tf.cast(tf.reduce_sum(batch[WEIGHT]), tf.int32), 1)
     return {name: one[:count] for name, one in batch.items()}
 
 
-def loss_sums(
-    task: Task, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
-) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+def loss_sums(task: Task, model: keras.Model, batch: Batch, training: bool) -> Sums:
     """Calls the task's loss() while a step is traced; UsageError unless it returns float32 sums."""
     with lookups.by_rows():
         outputs = call_converted(task.loss, model, batch, training)
@@ -335,9 +333,7 @@ def loss_sums(
 
 
 @no_autograph
-def checked_sums(
-    outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str, vectors: bool = False
-) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+def checked_sums(outputs: Any, batch: Mapping[str, tf.Tensor], *, where: str, vectors: bool = False) -> Sums:
     """Checks what a task's `loss` returned for a batch; see `loss_sums`. `vectors`: metrics may be vectors, too."""
     if not isinstance(outputs, tuple | list) or len(outputs) != 3 or not isinstance(outputs[2], Mapping):
         raise UsageError(f"{where}: loss() must return {_SUMS}, got {_shape_of(outputs)}")

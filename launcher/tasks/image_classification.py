@@ -10,10 +10,11 @@ import keras
 import tensorflow as tf
 
 from launcher.data.images.image_data import ImageData
+from launcher.data.pipeline import Batch
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
-from launcher.reporting.sinks import PICTURE
-from launcher.tasks.base import Served, Task, check_builder
+from launcher.reporting.sinks import PICTURE, Samples
+from launcher.tasks.base import Served, Sums, Task, check_builder
 
 _PICTURE_PIXELS = 64
 
@@ -52,9 +53,7 @@ class ImageClassification(Task):
         return self._model(image_shape=self._data.image_shape, num_classes=self._data.num_classes)
 
     @no_autograph
-    def loss(
-        self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    def loss(self, model: keras.Model, batch: Batch, training: bool) -> Sums:
         logits = tf.cast(model(batch["image"], training=training), tf.float32)
         weight = batch["weight"]
         mixed = training and "mix" in batch
@@ -97,11 +96,11 @@ class ImageClassification(Task):
         return getattr(self._data, "class_names", ())
 
     @no_autograph
-    def classify(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def classify(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """Probabilities of the classes, float32 [b, classes]."""
         return tf.nn.softmax(tf.cast(model(batch["image"], training=False), tf.float32))
 
-    def samples(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> Sequence[tuple[str, str, str]]:
+    def samples(self, model: keras.Model, batch: Batch) -> Samples:
         """(picture, the likeliest class, the true one); see `ShowsSamples`."""
         named = self.class_names or [str(number) for number in range(self._data.num_classes)]
         found = tf.argmax(self.classify(model, batch), axis=-1).numpy()

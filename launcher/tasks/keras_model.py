@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from launcher.data.keras_data import make_data, prepare
 from launcher.data.kinds import DataInTurn
-from launcher.data.pipeline import WEIGHT, Data, Shard, held
+from launcher.data.pipeline import WEIGHT, Batch, Data, Shard, held
 from launcher.data.structure import Structure
 from launcher.errors import UsageError
 from launcher.errors.user_code import defined_at, mistake
@@ -36,9 +36,9 @@ from launcher.machine.no_autograph import no_autograph
 from launcher.machine.replicas import context_of_several, sum_over_replicas
 from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_own_step
-from launcher.tasks.base import Place, Task, check_builder, without_padding
+from launcher.tasks.base import Place, Sums, Task, check_builder, without_padding
 from launcher.tasks.keras_losses import compute_loss
-from launcher.tasks.keras_own_step import OwnSteps, Sums
+from launcher.tasks.keras_own_step import OwnSteps
 from launcher.tasks.keras_private import kept_states, keras_losses_of, of_rows, undivided, with_local_metrics
 from launcher.tasks.keras_tracing import Tracing
 from launcher.tasks.keras_weights import class_weights, each_tensor, padding_left_out, padding_masked, weights_of
@@ -316,11 +316,11 @@ class KerasTask(Task):
         return Optimizer(found, settable_rate=True, own_average=True)
 
     @no_autograph
-    def train_step(self, batch: dict[str, tf.Tensor], tracing: Tracing) -> Sums:
+    def train_step(self, batch: Batch, tracing: Tracing) -> keras_own_step.Sums:
         """The model's own, on this replica's examples."""
         return self.own_steps.run(self._rows(batch, training=True), tracing, training=True)
 
-    def try_step(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> None:
+    def try_step(self, model: keras.Model, batch: Batch) -> None:
         if self._own is None:
             super().try_step(model, batch)
             return
@@ -328,7 +328,7 @@ class KerasTask(Task):
         tracing = Tracing(apply=lambda *_: None, num_real=num_real, seeds=self._own.seeds, differentiates=False)
         self.train_step(batch, tracing)
 
-    def _rows(self, batch: dict[str, tf.Tensor], training: bool) -> Any:
+    def _rows(self, batch: Batch, training: bool) -> Any:
         """A replica's real examples as the model's own steps take them; one where there is none."""
         rows, replicas = batch[WEIGHT].shape[0], tf.distribute.get_replica_context().num_replicas_in_sync
         are_real = xla.is_compiling() or (rows is not None and rows * replicas == self._structure(batch).rows)
@@ -339,9 +339,7 @@ class KerasTask(Task):
         return self._structure(batch).element(x, y, weight)
 
     @no_autograph
-    def loss(
-        self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
+    def loss(self, model: keras.Model, batch: Batch, training: bool) -> Sums:
         seen = real = batch[WEIGHT]
         num_real = weight = tf.reduce_sum(real)
         if self._own is not None:

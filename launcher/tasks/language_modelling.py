@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.config.bound_types import check_value
+from launcher.data.pipeline import Batch
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import decode, drawn, likeliest, without
 from launcher.machine.no_autograph import no_autograph
-from launcher.tasks.text import Sums, TextTask, rows_of
+from launcher.tasks.base import Sums
+from launcher.tasks.text import TextTask, rows_of
 
 
 @gin.configurable(name_or_fn="language_modelling")
@@ -63,7 +65,7 @@ class LanguageModelling(TextTask):
     targets, size_binding = "targets", "text_corpus.vocab_size"
 
     @no_autograph
-    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
+    def loss(self, model: keras.Model, batch: Batch, training: bool) -> Sums:
         loss, weight, metrics = super().loss(model, batch, training)
         if not training:
             # Bits a byte are a mean over bytes. The mean is taken over tokens, each of which has so many of them.
@@ -75,7 +77,7 @@ class LanguageModelling(TextTask):
         return {**means, "perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
 
     @no_autograph
-    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def generate(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """The rest of "prompt" [b, length] and how it goes on: int32 [b, static length], 0 after END."""
         prompt = batch["prompt"]
         steps = prompt.shape[1] - 1 + self._max_new_tokens
@@ -87,7 +89,7 @@ class LanguageModelling(TextTask):
         lengths = given + self._max_new_tokens
         return decode(step, cache, prompt, max_length=steps, end=END, lengths=lengths, choose=choose)
 
-    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+    def encoded(self, ids: tf.RaggedTensor) -> Batch:
         """Prompts; of a long line only the end, so that the row the model was trained on has room to go on."""
         room = self._data.length - self._max_new_tokens
         begun = tf.concat([tf.fill([ids.nrows(), 1], BEGIN), ids], axis=1)

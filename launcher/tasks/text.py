@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.config.bound_types import check_value
+from launcher.data.pipeline import Batch
 from launcher.data.text.corpus import TextCorpus
 from launcher.data.text.graph_vocabulary import GraphVocabulary
 from launcher.data.text.pairs import TextPairs
@@ -16,16 +17,14 @@ from launcher.data.text.vocabulary import PADDING, Vocabulary
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import no_autograph
 from launcher.reporting.units import bytes_text
-from launcher.tasks.base import Assets, Served, Task, check_builder
+from launcher.tasks.base import Assets, Served, Sums, Task, check_builder
 from launcher.tasks.cross_entropy import Head, LossChunks, chunked_sums, present, token_losses
 
 VOCABULARY = "vocabulary.model"
 
-Sums = tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]
-
 
 def model_sums(
-    model: keras.Model, batch: dict[str, tf.Tensor], targets: tf.Tensor, *, training: bool, label_smoothing: float = 0.0
+    model: keras.Model, batch: Batch, targets: tf.Tensor, *, training: bool, label_smoothing: float = 0.0
 ) -> Sums:
     """Sums over the real tokens of one replica's batch, in the pieces that `train.loss_chunks` has them computed in.
 
@@ -131,15 +130,15 @@ class TextTask(Task):
         return self._model(vocab_size=self._data.vocab_size)
 
     @no_autograph
-    def loss(self, model: keras.Model, batch: dict[str, tf.Tensor], training: bool) -> Sums:
+    def loss(self, model: keras.Model, batch: Batch, training: bool) -> Sums:
         smoothing = self._label_smoothing if training else 0.0
         return model_sums(model, batch, batch[self.targets], training=training, label_smoothing=smoothing)
 
-    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+    def encoded(self, ids: tf.RaggedTensor) -> Batch:
         """A batch for `generate`, one row of static length for each of these tokens of a text."""
         raise NotImplementedError
 
-    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def generate(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """See `Decodes`."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from launcher.config.bound_types import check_value, one_of
-from launcher.data.pipeline import ArrayExamples, ExamplesEvaluation, Shard
+from launcher.data.pipeline import ArrayExamples, Batch, ExamplesEvaluation, Shard
 from launcher.data.text.pairs import TextPairs
 from launcher.data.text.vocabulary import BEGIN, END, PADDING, UNKNOWN
 from launcher.decoding import beam_search, decode, without
@@ -88,7 +88,7 @@ class Translation(TextTask):
         return ExamplesEvaluation(ArrayExamples({**sources, "example": self._chosen})).batches(shard, None)
 
     @no_autograph
-    def generate(self, model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+    def generate(self, model: keras.Model, batch: Batch) -> tf.Tensor:
         """Translations int32 [b, max_length] of "source", each up to and with END, then 0."""
         sources = {"source": batch["source"]}
         rows, length = rows_of(batch["source"]), self._data.max_length
@@ -122,7 +122,7 @@ class Translation(TextTask):
         notes += [f"{source} -> {made} {'=' if made == wanted else '/'} {wanted}" for source, made, wanted in samples]
         return Score({"bleu": value, "exact_match": float(exact)}, notes, samples)
 
-    def encoded(self, ids: tf.RaggedTensor) -> dict[str, tf.Tensor]:
+    def encoded(self, ids: tf.RaggedTensor) -> Batch:
         """Sources, cut to the longest that the model was trained on."""
         length = self._data.max_length
         ended = tf.concat([ids[:, : length - 1], tf.fill([ids.nrows(), 1], END)], axis=1)
