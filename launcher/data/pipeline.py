@@ -94,11 +94,6 @@ class Shard:
     def per_replica_batch_size(self) -> int:
         return self.rows or self.global_batch_size // self.num_replicas
 
-    @property
-    def host_batch_size(self) -> int:
-        """Examples this host feeds a step."""
-        return self.per_replica_batch_size * self.local_replicas
-
 
 class Data(Protocol):
     """The source of a task's batches: five members. It may also be of `launcher.data.kinds`."""
@@ -389,20 +384,26 @@ def _check_can_run(examples: Examples, shard: Shard) -> None:
 
 
 @no_autograph
-def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
-    """Positions [b] in the global stream of the host's batch number `element` (int64 [])."""
+def _step_and_places(shard: Shard, element: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Step of the host's batch number `element` (int64 []), and its places in the global batch, int64 [b]."""
     size = shard.per_replica_batch_size
     step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
-    return step * shard.global_batch_size + replica * size + tf.range(size, dtype=tf.int64)
+    return step, replica * size + tf.range(size, dtype=tf.int64)
+
+
+@no_autograph
+def _positions(shard: Shard, element: tf.Tensor) -> tf.Tensor:
+    """Positions [b] in the global stream of the host's batch number `element` (int64 [])."""
+    step, place = _step_and_places(shard, element)
+    return step * shard.global_batch_size + place
 
 
 @no_autograph
 def _positions_of_epochs(shard: Shard, element: tf.Tensor, num_examples: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Positions int64 [b] of a batch of padded epochs, float32 [b], 0 for padding, and the epoch."""
-    size, whole = shard.per_replica_batch_size, shard.global_batch_size
-    step, replica = element // shard.local_replicas, element % shard.local_replicas + shard.first_replica
+    whole, (step, rows) = shard.global_batch_size, _step_and_places(shard, element)
     epoch, number = step // -(-num_examples // whole), step % -(-num_examples // whole)
-    rows, first = replica * size + tf.range(size, dtype=tf.int64), number * whole
+    first = number * whole
     there = tf.minimum(tf.constant(whole, tf.int64), num_examples - first)
     return epoch * num_examples + first + rows % there, tf.cast(rows < there, tf.float32), epoch
 

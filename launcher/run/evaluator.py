@@ -1,5 +1,6 @@
 """Exact evaluation: every example counts once, whatever the topology and the batch size."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -13,11 +14,13 @@ from launcher.data.kinds import DataOfSteps
 from launcher.data.pipeline import Batch, Shard, held, rows_of_replica
 from launcher.errors import UsageError
 from launcher.machine.no_autograph import call_converted
+from launcher.reporting.sinks import Samples
 from launcher.run.actions.base import Action, Event, tell
 from launcher.run.loop import Loop
 from launcher.run.plan import RunPlan
 from launcher.runtime import Loop as DeviceLoop
 from launcher.runtime import Rows, Runtime
+from launcher.runtime.batches import MakeBatches
 from launcher.step import gradients
 from launcher.step.layers import activity_penalties
 from launcher.step.local_pass import num_replicas
@@ -41,7 +44,7 @@ class Evaluator:
         self._forward = _compiled(self._sums, plan, runtime)
         self._loop = Loop()
         self.notes: list[str] = []
-        self._samples: Sequence[tuple[str, str, str]] = ()
+        self._samples: Samples = ()
         self._sample_batch: Batch | None = None
         self._decoding = DecodingEvaluator(runtime, model, plan) if isinstance(self._task, Decodes) else None
 
@@ -110,7 +113,7 @@ class Evaluator:
         means = {"loss": loss / weight, **metric_results(self._task, sums, weight)}
         return dict(self._task.finish_metrics(means)), weight
 
-    def samples(self) -> Sequence[tuple[str, str, str]]:
+    def samples(self) -> Samples:
         """Samples of the model's answers, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on devices, and what is computed eagerly is not.
         away = self._runtime.host.traits.compiles or self._runtime.holds
@@ -137,6 +140,7 @@ class Evaluator:
         return tf.concat([[loss], [weight], *flat], axis=0)
 
 
+@dataclasses.dataclass
 class _Batches:
     """Batches, and what a runtime does with each; TensorFlow's runtime beside it where its devices cannot.
 
@@ -146,18 +150,13 @@ class _Batches:
       program: what to do, on a runtime.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        what: str,
-        make: Callable[[Shard], tf.data.Dataset],
-        size: int,
-        rows: Callable[[int], int],
-        program: Callable[[Runtime], DeviceLoop | Rows],
-    ):
-        self.runtime, self._what, self._make, self._size, self._rows = runtime, what, make, size, rows
-        self._program = program
-        self._made: tuple[Iterable, DeviceLoop | Rows] | None = None
+    runtime: Runtime
+    what: str
+    make: MakeBatches
+    size: int
+    rows: Callable[[int], int]
+    program: Callable[[Runtime], DeviceLoop | Rows]
+    _made: tuple[Iterable, DeviceLoop | Rows] | None = None
 
     def settle(self, notes: list[str]) -> tuple[Iterable, DeviceLoop | Rows]:
         """Finds out who does it; the first time that the devices cannot, `notes` get why."""
@@ -167,13 +166,13 @@ class _Batches:
                 program.trace(iter(batches))
             except UsageError as error:  # of a mistake of the task's, TensorFlow says it once more
                 self.runtime, self._made = self.runtime.host, None
-                notes.append(f"{self._what} runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
+                notes.append(f"{self.what} runs in TensorFlow on the host's CPU, as JAX cannot run it: {error}")
         self._made = self._made or self._on(self.runtime)
         return self._made
 
     def _on(self, runtime: Runtime) -> tuple[Iterable, DeviceLoop | Rows]:
-        rows = self._rows(runtime.num_replicas)
-        return runtime.batches(self._make, global_batch_size=self._size, rows=rows), self._program(runtime)
+        rows = self.rows(runtime.num_replicas)
+        return runtime.batches(self.make, global_batch_size=self.size, rows=rows), self.program(runtime)
 
     def begin(self, notes: list[str]) -> tuple[Iterator, Callable[..., Any]]:
         """The batches from the first one, and what runs the next ones with the weights as they are now."""

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch, Shard
+from launcher.data.pipeline import Batch
 from launcher.machine.array_parts import Part, Source
+from launcher.runtime.batches import MakeBatches
 from launcher.runtime.initial_values import FirstValues
 from launcher.runtime.traits import Held, Training, Traits, Variable
 from launcher.runtime.workers import Workers
@@ -73,7 +74,7 @@ class Runtime(Protocol):
     def scope(self) -> AbstractContextManager[None]:
         """In which a run's variables are made."""
 
-    def batches(self, make: Callable[[Shard], tf.data.Dataset], **about: Any) -> Iterable:
+    def batches(self, make: MakeBatches, **about: Any) -> Iterable:
         """The batches of this process's replicas, without end; for arguments and errors, see `batches.distribute`."""
 
     def loop(self, function: Callable[[Batch], tf.Tensor], training: Training | None = None) -> Loop:

@@ -12,11 +12,13 @@ from launcher.data.pipeline import WEIGHT, Batch, Shard
 from launcher.machine.no_autograph import no_autograph
 from launcher.runtime.traits import Traits
 
+MakeBatches = Callable[[Shard], tf.data.Dataset]  # of one replica, for a part of every global batch
+
 
 def distribute(
     strategy: tf.distribute.Strategy,
     traits: Traits,
-    make: Callable[[Shard], tf.data.Dataset],
+    make: MakeBatches,
     *,
     global_batch_size: int,
     seed: int = 0,
@@ -27,7 +29,7 @@ def distribute(
     """An endless distributed data set; what a `tf.function` may iterate over, too.
 
     Args:
-      make: `Shard -> tf.data.Dataset` of one replica's batches.
+      make: gives one replica's batches.
       start_step: the first step to make training batches for, counted from 0.
       left_out: training batches that no step is trained on.
       rows: of each replica's batch, as in `Shard`.
@@ -59,9 +61,7 @@ def distribute(
     return strategy.distribute_datasets_from_function(host_dataset)
 
 
-def batches_of_host(
-    make: Callable[[Shard], tf.data.Dataset], shard: Shard, left_out: LeftOut = ALL_IN
-) -> tf.data.Dataset:
+def batches_of_host(make: MakeBatches, shard: Shard, left_out: LeftOut = ALL_IN) -> tf.data.Dataset:
     """An endless data set of the batches of a host's replicas in turn; `start_step` counts batches left out as none."""
     first = left_out.batch_of(shard.start_step + 1)
     batches = make(dataclasses.replace(shard, start_step=first - 1))
@@ -70,7 +70,7 @@ def batches_of_host(
     return left_out.drop_from(batches, first=first, parts=shard.local_replicas).repeat()
 
 
-def share_of_host(make: Callable[[Shard], tf.data.Dataset], hosts: int, shard: Shard) -> tf.data.Dataset:
+def share_of_host(make: MakeBatches, hosts: int, shard: Shard) -> tf.data.Dataset:
     """A host's batches where fewer than `hosts` share the global batch of so many, whose data is read as they read it.
 
     Rows that are no host's stand at the end, copies of others with weight 0.

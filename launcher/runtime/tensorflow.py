@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from launcher.data.pipeline import Batch, Shard
+from launcher.data.pipeline import Batch
 from launcher.machine.array_parts import Source
 from launcher.machine.replicas import sum_over_replicas
 from launcher.runtime import batches, initial_values
@@ -51,7 +51,7 @@ class TfRuntime:
         strategy = None if self.traits.one_copy else self.strategy
         return initial_values.scope(strategy, from_host=self.traits.compiles)
 
-    def batches(self, make: Callable[[Shard], tf.data.Dataset], **about: Any) -> Iterable:
+    def batches(self, make: batches.MakeBatches, **about: Any) -> Iterable:
         return batches.distribute(self.strategy, self.traits, make, **about)
 
     def on_replicas(self, function: Callable[..., Any], *, in_order: bool = False) -> Any:

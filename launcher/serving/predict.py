@@ -4,13 +4,14 @@ They are written in the folder OUTPUT.partial, and stand in their place when all
 """
 
 import contextlib
+import dataclasses
 import io
 import os
 import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -157,37 +158,39 @@ def writer(made: Session, answer: Callable[[Any, Any], Any]) -> Callable[[Mappin
 # -------------------------------------------------------------------------------------------------------- the output
 
 
+@dataclasses.dataclass
 class AnswerArrays:
     """A row a record of one array each output: a .npy file of one, a .npz file of any number.
 
     The folder of the partial output gets a .npy file an output: its header, for so many rows, then the rows so far.
     """
 
-    def __init__(self, folder: Path, path: str, rows: int):
-        self._folder, self._path, self._rows = folder, path, rows
-        self._names: list[str] = []
+    folder: Path
+    path: str
+    rows: int
+    names: Sequence[str] = ()
 
     def append(self, answers: Mapping[str, np.ndarray]) -> None:
         """Adds the answers to some records, in their order."""
-        self._names = self._names or list(answers)
-        if self._path.endswith(".npy") and len(self._names) > 1:
-            raise UsageError(f"--output={self._path}: name a .npz file for {', '.join(self._names)}")
+        self.names = self.names or list(answers)
+        if self.path.endswith(".npy") and len(self.names) > 1:
+            raise UsageError(f"--output={self.path}: name a .npz file for {', '.join(self.names)}")
         for index, array in enumerate(answers.values()):
-            with open(self._folder / f"{index}.npy", "ab") as file:
+            with open(self.folder / f"{index}.npy", "ab") as file:
                 if not file.tell():
-                    file.write(_npy_header(array, self._rows))
+                    file.write(_npy_header(array, self.rows))
                 file.write(np.ascontiguousarray(array).tobytes())
 
     def finish(self) -> None:
         """Puts the answers in their place."""
-        if self._path.endswith(".npy"):
-            os.replace(self._folder / "0.npy", self._path)
+        if self.path.endswith(".npy"):
+            os.replace(self.folder / "0.npy", self.path)
             return
-        partial = self._folder / "outputs.npz"
+        partial = self.folder / "outputs.npz"
         with zipfile.ZipFile(partial, "w") as file:
-            for index, name in enumerate(self._names):
-                file.write(self._folder / f"{index}.npy", f"{name}.npy")
-        os.replace(partial, self._path)
+            for index, name in enumerate(self.names):
+                file.write(self.folder / f"{index}.npy", f"{name}.npy")
+        os.replace(partial, self.path)
 
 
 def _npy_header(array: np.ndarray, rows: int) -> bytes:

@@ -254,7 +254,7 @@ def test_a_reader_that_looks_at_the_first_element_cuts_no_cache():
 
 def test_a_shard_knows_its_batch_sizes():
     shard = Shard(global_batch_size=24, num_replicas=6, first_replica=2, local_replicas=2, seed=0)
-    assert (shard.per_replica_batch_size, shard.host_batch_size) == (4, 8)
+    assert shard.per_replica_batch_size == 4
 
 
 def test_a_global_batch_that_replicas_cannot_share_is_refused():

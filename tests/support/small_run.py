@@ -41,7 +41,7 @@ class GivenBatches:
         first = shard.first_replica * size
 
         def rows(array: np.ndarray) -> np.ndarray:
-            mine = array[shard.start_step :, first : first + shard.host_batch_size]
+            mine = array[shard.start_step :, first : first + shard.per_replica_batch_size * shard.local_replicas]
             return mine.reshape(-1, size, *array.shape[2:])
 
         return tf.data.Dataset.from_tensor_slices({key: rows(array) for key, array in self._arrays.items()})

@@ -208,6 +208,7 @@ def _shown(scaling: Mapping[str, Any]) -> str:
         return str(scaling)
 
 
+@dataclasses.dataclass
 class FromChief:
     """Arrays that only the chief has, brought to every worker bit for bit, the way that gradients take.
 
@@ -218,10 +219,9 @@ class FromChief:
     A collective has `chunk_bytes`, a multiple of 4: a bound on the memory it takes besides the arrays.
     """
 
-    def __init__(self, runtime: TfRuntime, *, is_chief: bool, chunk_bytes: int = _CHUNK_BYTES):
-        self._runtime = runtime
-        self.is_chief = is_chief
-        self._chunk_bytes = chunk_bytes
+    runtime: TfRuntime
+    is_chief: bool
+    chunk_bytes: int = _CHUNK_BYTES
 
     def share(
         self, record: Mapping[str, Any] | None = None, arrays: Mapping[str, np.ndarray] | None = None
@@ -251,13 +251,13 @@ class FromChief:
         parts = [part.view(np.uint8) for part in parts]
         total = sum(part.nbytes for part in parts)
         # All chunks are of one size, because each size is traced.
-        chunk = np.zeros(min(self._chunk_bytes, -(-total // _WORD_BYTES) * _WORD_BYTES), np.uint8)
+        chunk = np.zeros(min(self.chunk_bytes, -(-total // _WORD_BYTES) * _WORD_BYTES), np.uint8)
         for start in range(0, total, max(1, chunk.nbytes)):
             places = list(_overlaps(parts, start, start + chunk.nbytes))
             if self.is_chief:
                 for part, place in places:
                     chunk[place] = part
-            words = self._runtime.call(_words_of_first_replica, tf.constant(chunk.view(np.int32))).view(np.uint8)
+            words = self.runtime.call(_words_of_first_replica, tf.constant(chunk.view(np.int32))).view(np.uint8)
             if not self.is_chief:
                 for part, place in places:
                     part[...] = words[place]
