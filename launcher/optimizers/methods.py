@@ -334,8 +334,11 @@ def _average(decay: float | tf.Tensor, slot: keras.Variable, value: tf.Tensor) -
 
 
 def _unbiased(decay: float, moment: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """A moment without what its first value, 0, has left in it (Kingma & Ba 2015, section 3)."""
-    return moment / (1.0 - tf.pow(tf.cast(decay, moment.dtype), count))
+    """A moment without what its first value, 0, has left in it (Kingma & Ba 2015, section 3).
+
+    By the logarithm, as a Python program has it: of 0.999, float32 knows 1 - decay to five digits alone.
+    """
+    return moment / -tf.math.expm1(count * math.log(decay)) if decay else moment
 
 
 def _trust_ratio(weight_norm: tf.Tensor, other_norm: tf.Tensor, ratio: tf.Tensor) -> tf.Tensor:

@@ -25,7 +25,6 @@ from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_private import given_metrics
 
 _DIGITS = {"bfloat16": 8, "float16": 11}  # binary ones of a number, the first included
-_SQUASHES = ("sigmoid", "softmax")
 _ATTENDS = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
 _UNSEEN: tuple[Any, Any] = None, None
 _FLOAT32 = "give the layer dtype='float32'"
@@ -95,7 +94,7 @@ def _left(model: keras.Model, x: Any, batch: Any) -> Iterator[LintFinding]:
         digits = _DIGITS[dtype]
         limit = 2**digits  # the largest whole number up to which the dtype has all
         ends = _ends(layer) if id(layer) in last else ""
-        if ends in _SQUASHES:
+        if ends == "sigmoid" or (ends == "softmax" and _by_cross_entropy(model)):
             text = f"{ends} is computed in {dtype}{_of_head(ends, limit, layer)}"
             yield _warn("head in 16 bits", computing.path, text)
         elif ends and is_graph:
@@ -305,6 +304,13 @@ def _returns_variable(metric: Any) -> bool:
         result = metric.result()
         return any(result is one or result is one.value for one in metric.variables)
     return False
+
+
+def _by_cross_entropy(model: keras.Model) -> bool:
+    """Whether a loss that a model was compiled with is a cross entropy; also where it was compiled with none."""
+    losses = keras.tree.flatten(getattr(model, "loss", None) or "crossentropy")
+    names = [getattr(one, "__name__", getattr(one, "name", str(one))) for one in losses]
+    return any("crossentropy" in name.replace("_", "").lower() for name in names)
 
 
 def _of_head(ends: str, limit: int, layer: Any) -> str:

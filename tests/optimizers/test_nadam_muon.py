@@ -47,7 +47,7 @@ def assert_follows(make, update):
             for v, w, g, s in zip(weights, expected, each, states, strict=True)
         ]
     for variable, found, wanted in zip(weights, trained(make(), weights, gradients), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=variable.path)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=2e-7, err_msg=variable.path)
 
 
 def is_decayed(path):

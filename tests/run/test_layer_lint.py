@@ -57,6 +57,13 @@ def dense(activation=None, dtype=None):
     return layers.Dense(1, activation, dtype=dtype, name="last")
 
 
+def by(loss):
+    """A softmax compiled with a loss, which may be no cross entropy that looks for its logits."""
+    model = sequential(dense("softmax"))
+    model.compile(loss=loss)
+    return model
+
+
 POOLED = [layers.GlobalAveragePooling1D, lambda: dense(dtype="float32")]
 
 
@@ -80,6 +87,8 @@ POOLED = [layers.GlobalAveragePooling1D, lambda: dense(dtype="float32")]
             lambda: sequential(dense(), layers.Softmax(name="soft")),
             lambda: sequential(dense("sigmoid"), layers.Dense(1, dtype="float32")),
         ),
+        ("head", "last", "16", lambda: by("CategoricalCrossentropy"), lambda: by("mse")),
+        ("outputs", "last", "2048", lambda: by(lambda y, p: 0.0), lambda: by("sparse_categorical_crossentropy")),
         ("outputs", "last", "2048", lambda: sequential(dense()), lambda: sequential(dense("sigmoid"))),
         ("outputs", "last", "2048", lambda: sequential(dense("relu")), lambda: sequential(dense(dtype="float32"))),
         (
