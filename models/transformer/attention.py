@@ -175,8 +175,10 @@ class Attention(keras.layers.Layer):
         visible: Visibility,
         positions: tf.Tensor | None = None,
         seed: tf.Tensor | None = None,
+        training: bool = False,
     ) -> tf.Tensor:
         """Attends from `inputs` [batch, queries, width] to what is visible of `memory` [batch, keys, width]."""
+        del training  # which its layers are told by Keras
         compiling = self.form.compiling()
         on_gpu = compiling and self.form.accelerator == "gpu"
         own = [self.key, self.value] if inputs is memory else []

@@ -102,12 +102,18 @@ class Block(keras.layers.Layer):
             return self._sublayers(
                 features,
                 lambda features: self.attention(
-                    features, features, visible=visible, positions=positions, seed=seeds["attention_weights"]
+                    features,
+                    features,
+                    visible=visible,
+                    positions=positions,
+                    seed=seeds["attention_weights"],
+                    training=training,
                 ),
                 lambda features: self.memory_attention(
-                    features, *of_memory, visible=memory_visible, seed=seeds["memory_weights"]
+                    features, *of_memory, visible=memory_visible, seed=seeds["memory_weights"], training=training
                 ),
                 seeds,
+                training,
             )
 
         if self.rematerialize and training:
@@ -134,18 +140,27 @@ class Block(keras.layers.Layer):
         def memory_attention(features: tf.Tensor) -> tf.Tensor:
             return self.memory_attention.look_up(features, memory_allowed, cache["memory"])
 
-        return self._sublayers(inputs, attention, memory_attention, self._draw(training=False)), cache
+        return self._sublayers(inputs, attention, memory_attention, self._draw(training=False), False), cache
 
     def _draw(self, training: bool) -> dict[str, tf.Tensor | None]:
         return {name: dropout.draw(training) for name, dropout in self._dropouts.items()}
 
     def _sublayers(
-        self, features: tf.Tensor, attention: Change, memory_attention: Change, seeds: dict[str, tf.Tensor | None]
+        self,
+        features: tf.Tensor,
+        attention: Change,
+        memory_attention: Change,
+        seeds: dict[str, tf.Tensor | None],
+        training: bool,
     ) -> tf.Tensor:
         sublayers: dict[str, tuple[Change, Change]] = {"attention": (attention, self.attention_norm)}
         if self.memory_attention is not None:
             sublayers["memory"] = (memory_attention, self.memory_norm)
-        sublayers["feed_forward"] = (self.feed_forward, self.feed_forward_norm)
+        # What is computed again is in no call of a model, which would say whether it trains, as scales of float8 ask.
+        sublayers["feed_forward"] = (
+            lambda features: self.feed_forward(features, training=training),
+            self.feed_forward_norm,
+        )
         for name, (sublayer, norm) in sublayers.items():
             drop = self._dropouts[name].with_seed(seeds[name])
             # A sublayer may have a dtype policy of its own.

@@ -187,7 +187,8 @@ class FeedForward(keras.layers.Layer):
         for layer in self.layers:
             layer.build((None, None, self._hidden if layer is self.down else self._width))
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        del training  # which its layers are told by Keras
         if self.gate is None:
             return self.down(self._activation(self.up(inputs)))
         gate, up = products(inputs, [self.gate, self.up], at_once=self.joined())
