@@ -24,7 +24,7 @@ from launcher.preflight.compiled.costs import Collective, Costs
 from launcher.preflight.compiled.hbm import HbmUse
 from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.targets import Target
-from launcher.reporting.units import amount, plural
+from launcher.reporting.units import amount, milliseconds, plural
 from launcher.run import layer_settings
 
 _MOST_HOSTS = 1024
@@ -157,7 +157,9 @@ class GpuMachines(Target):
 
     def compute_words(self, costs: Costs) -> str:
         shares = gpu_program.shares(costs, self.card)
-        return "; ".join(f"{amount(flops)}FLOP of {name}" for name, _, flops in shares) + " a device"
+        words = "; ".join(f"{amount(flops)}FLOP of {name}" for name, _, flops in shares) + " a device"
+        as_16_bits = gpu_program.seconds_in_16_bits(costs, self.card)
+        return words if as_16_bits is None else f"{words}; in bfloat16 {milliseconds(as_16_bits)}"
 
     def link_seconds(self, collective: Collective) -> float:
         """Within hosts and between them at the same time: the longer of the two."""

@@ -106,6 +106,6 @@ def _keep_policies(taken: Sequence[Placed]) -> None:
     holders = {id(outer): outer for item in taken for outer in item.around if not is_graph(outer)}
     for number, outer in holders.items():
         inside = [item for item in taken if any(id(one) == number for one in item.around)]
-        # The name of a model of a class is another one when it is loaded.
-        patterns = {f"[^/]+/{re.escape(item.path.partition('/')[2])}": item.layer.dtype_policy for item in inside}
+        # The name of a model of a class is another one when it is loaded. Keras 3.8 takes a pattern for a beginning.
+        patterns = {f"[^/]+/{re.escape(item.path.partition('/')[2])}$": item.layer.dtype_policy for item in inside}
         outer.dtype_policy = keras.dtype_policies.DTypePolicyMap(outer.dtype_policy.name, patterns)

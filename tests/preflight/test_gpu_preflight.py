@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import hlo_text
 import keras
@@ -62,6 +63,7 @@ def test_float8_is_multiplied_in_8_bits_forward_and_backward(preflight):
     assert done.report["cases"][0]["costs"]["kernels_by_kind"]["cuBLAS in 8 bits"] == 5
     for operands in ("f8e4m3fn on", "f8e4m3fnxf8e5m2 on", "f8e5m2xf8e4m3fn on"):
         assert f"of {operands} Tensor Cores" in done.out
+    assert re.search(r"compute, at least .* a device; in bfloat16 0\.\d+ ms", done.out)
     refused = preflight("--gpu_type=a100-80:1", JIT, *layers)
     assert refused.code == EXIT_USAGE
     assert "compute capability 8.9 or more, which multiply 8-bit floats, and this is a GPU of 8.0" in refused.err

@@ -181,6 +181,23 @@ def test_the_file_has_kerass_own_policy_and_scales(made, count, tmp_path):
     np.testing.assert_array_equal(loaded(batch, training=False), model(batch, training=False))
 
 
+def test_scales_move_where_blocks_are_computed_again():
+    def loss(model, batch, training):
+        logits = model({"tokens": batch["tokens"]}, training=training)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["tokens"], logits)
+        return tf.reduce_sum(tf.reduce_mean(losses, -1)), tf.reduce_sum(batch["weight"]), {}
+
+    def found(again: bool) -> list[np.ndarray]:
+        tokens = np.random.default_rng(0).integers(1, 32, (3, 2, 8)).astype(np.int32)
+        given = GivenTask({"tokens": tokens, "weight": np.ones((3, 2), np.float32)}, lambda: writing()[0], loss)
+        made = build(given, precision="mixed_float8", rematerialize=again)
+        assert np.isfinite(train(made).loss).all()
+        return made.model.get_weights()
+
+    for kept, repeated in zip(found(False), found(True), strict=True):
+        np.testing.assert_array_equal(repeated, kept)
+
+
 FLAGS = (
     f"--gin_file={SMALL_DIGITS}",
     *(f"--gin_param={text}" for text in ("train.precision = 'mixed_float8'", "train.optimizer = @adamw")),

@@ -113,6 +113,18 @@ def unit_of(product: MatrixOp, card: Card) -> tuple[str, float, str]:
     return CUDA_CORES, card.float32_flops.value, why
 
 
+def seconds_in_16_bits(costs: Costs, card: Card) -> float | None:
+    """The least time of the arithmetic if no product had operands of 8 bits; None where none has."""
+    found = [set(product.dtypes) <= _FLOAT8 for product in costs.matrix_ops]
+    if not any(found):
+        return None
+    wide = [
+        dataclasses.replace(product, dtypes=("bf16", "bf16")) if narrow else product
+        for narrow, product in zip(found, costs.matrix_ops, strict=True)
+    ]
+    return sum(seconds for _, seconds, _ in shares(dataclasses.replace(costs, matrix_ops=tuple(wide)), card))
+
+
 def shares(costs: Costs, card: Card) -> list[tuple[str, float, float]]:
     """(unit and dtype, seconds at its peak, FLOPs) of a step's arithmetic, the most FLOPs first."""
 
