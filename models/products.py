@@ -1,7 +1,5 @@
 """Products of 16-bit operands with float32 sums, and logits by them: what is summed over a width or a vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ It opens no device and no port. It waits for one message on its standard input, 
 runs the worker's program as `python -m` would. Without a message it ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

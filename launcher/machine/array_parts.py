@@ -1,7 +1,5 @@
 """Parts of arrays: what one process has of a value that is divided among several along one of its dimensions."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Traits of a runtime, by which the rest of the house goes, and what a runtime knows of the state that it holds."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias

@@ -1,7 +1,5 @@
 """What the workers of a run tell one another between loops of steps. All of them make each call after the same step."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 HLO's own metadata knows only the innermost frame, which is TensorFlow's, so the lines are read off TensorFlow's graph.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """State of a run: the names that variables have in a checkpoint, and how they are read and set."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """CannotLowerError: what a step holds that XLA cannot compile, in words and with the line of the user's code."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Arrays on JAX's devices, as this process has them: when they are ready, and in which order their parts lie."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Whether a compiled step fits the memory that JAX has on a device, known before it is run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from launcher.errors import UsageError

@@ -1,7 +1,5 @@
 """The key of what is made from a traced graph: the same in every process that traces the same, and else another one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable

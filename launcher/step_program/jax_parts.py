@@ -3,8 +3,6 @@
 `jax.extend` and `jax.interpreters.mlir` promise less than the rest of JAX; tried with 0.10.2.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from typing import Any

@@ -3,8 +3,6 @@
 TensorFlow has no public operation for custom calls; its own Python wrapper is used, as TensorFlow 2.21.0 has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NoReturn
 

@@ -6,8 +6,6 @@ TPU has in hardware, with a state of the key and one word of counter instead of 
 `GetCounterSize` in tensorflow/compiler/tf2xla/kernels).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

@@ -4,8 +4,6 @@
 known, and returns a function of its inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -212,8 +212,7 @@ def forget_names() -> None:
 
 def strategy_of(model: keras.Model) -> tf.distribute.Strategy | None:
     """The strategy that a model was made under, and on which Keras's fit trains it; None for none."""
-    found: tf.distribute.Strategy | None = getattr(model, "_distribute_strategy", None)
-    return found
+    return getattr(model, "_distribute_strategy", None)
 
 
 def given_metrics(model: keras.Model) -> list[Any]:

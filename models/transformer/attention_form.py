@@ -1,7 +1,5 @@
 """Forms that attention is computed in: the scores of all positions at once ("plain"), in blocks, or by a kernel."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

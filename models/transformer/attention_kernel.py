@@ -4,8 +4,6 @@ Both keep the scores on the chip, forward and backward (Dao et al. 2022, FlashAt
 compiled for such devices and compared, splash attention as JAX interprets it; what ran is in `attention_form`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ arXiv 2205.14135). It is one loop over a list of blocks that is known when the g
 counted. A loop lets XLA keep a block's scores on the chip; written out, many blocks would be alive at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ What stands in a program is a call of the target `__cudnn$fmha...` and a descrip
 Fields that are left out have protobuf's default, which is "none of that".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

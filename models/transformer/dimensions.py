@@ -1,7 +1,5 @@
 """Sizes that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ TensorFlow has the operation for `jax2tf` and promises nothing of it: tried with
 and TensorFlow 2.21 and JAX 0.11.2.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Places of tokens, and what they see: sinusoids, rotations, segments of packed rows and masks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf
