@@ -18,7 +18,6 @@ from launcher.machine.peers import START_TIMEOUT
 from launcher.model_dir import lease
 from launcher.reporting.attempts import ATTEMPT
 from launcher.worker import progress
-from launcher.worker.progress import ErrorRecord, Report
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 
@@ -158,8 +157,8 @@ class Worker:
     exit_code: int | None = None
     is_frozen: bool = False
     last_alive: float = dataclasses.field(default_factory=time.monotonic)
-    report: Report | None = None
-    error: ErrorRecord | None = None
+    report: progress.Report | None = None
+    error: progress.ErrorRecord | None = None
     trouble: Trouble | None = None
 
 

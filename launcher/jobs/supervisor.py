@@ -24,7 +24,6 @@ from launcher.model_dir.lease import Lease, LeaseLostError
 from launcher.reporting.attempts import PREEMPTED, Beginning
 from launcher.worker import preemption, progress
 from launcher.worker.preemption import REPEAT_SECONDS
-from launcher.worker.progress import Report
 
 _TURN_SECONDS = 0.05
 _SAVED_SECONDS = 5.0  # between looks for a new checkpoint, when hosts have come back
@@ -428,7 +427,7 @@ def _not_started(why: str, *, is_outage: bool = False) -> Trouble:
     return Trouble(state=WorkerState.NOT_STARTED, what=f"did not start: {why}", is_outage=is_outage)
 
 
-def _reports_of_running(workers: Sequence[Worker]) -> dict[int, Report | None]:
+def _reports_of_running(workers: Sequence[Worker]) -> dict[int, progress.Report | None]:
     return {worker.command.rank: worker.report for worker in workers if worker.exit_code is None}
 
 

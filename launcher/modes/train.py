@@ -21,7 +21,6 @@ from launcher.run import loading, memory_trial, programs, training
 from launcher.run.actions.profile import ProfiledSteps
 from launcher.run.input_faults import input_was_there
 from launcher.run.plan import RunPlan, check_shard
-from launcher.run.programs import FitCall
 from launcher.run.training import Order
 from launcher.serving import model_file
 
@@ -53,7 +52,7 @@ def _run_program(request: Request, path: str, gin_files: Sequence[str]) -> None:
         machine.begin()
     calls = 0
 
-    def at_fit(call: FitCall) -> str:
+    def at_fit(call: programs.FitCall) -> str:
         nonlocal calls
         calls += 1
         engine, known = call.settings.get("engine"), request.runtime.name

@@ -13,7 +13,6 @@ from launcher.modes import PreflightRequest
 from launcher.preflight import case_report, gpus, searches, slices
 from launcher.preflight.case_report import CaseReport
 from launcher.preflight.compiler import Compiler, default_cache_dir, require_versions
-from launcher.preflight.searches import Suggestion
 from launcher.preflight.slice_finding import Case, Examiner, SliceFinding
 from launcher.reporting import report, strict_json
 from launcher.reporting.console import Console, make_console, show_table
@@ -128,7 +127,7 @@ class Preflight:
         batch, needed = searches.batch_size(finding), bytes_text(finding.hbm.needed)
         self.console.note(f"a global batch of {batch:,} {case_report.result(finding)}: {needed} needed")
 
-    def _tried(self, finding: SliceFinding) -> Iterator[Suggestion]:
+    def _tried(self, finding: SliceFinding) -> Iterator[searches.Suggestion]:
         """Compiles suggestions: each knob's until the step fits.
 
         Without --preflight_search, only for a single step that does not fit, only until the first that does, and none

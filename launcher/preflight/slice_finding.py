@@ -17,7 +17,6 @@ from launcher.preflight import advice, roofline
 from launcher.preflight.compiled import Compilation, hbm, hlo
 from launcher.preflight.compiled.costs import Costs
 from launcher.preflight.compiled.hbm import HbmUse
-from launcher.preflight.compiled.hlo import Module
 from launcher.preflight.compiler import Compiler
 from launcher.preflight.roofline import Roofline
 from launcher.preflight.targets import Target
@@ -31,7 +30,6 @@ from launcher.step.flops import Flops
 from launcher.step.layers import group_sizes
 from launcher.step.trainer import Trainer
 from launcher.step_program import lowering
-from launcher.step_program.lowering import Lowered, StepProgram
 
 _STATUS = re.compile(r"^([A-Z_]+): ")
 _SHOWN = 600
@@ -222,7 +220,7 @@ def _measured(found: SliceFinding, accounted: HbmUse, costs: Costs) -> SliceFind
     )
 
 
-def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFacts, dict[str, str]]:
+def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[lowering.StepProgram, ModelFacts, dict[str, str]]:
     """The program, what its model is like, and the line of user code that each operation is from."""
     session = lowering.build(resolved, num_replicas, without_values=True)
     lowered = lowering.lower_session(session, for_tpu=resolved.strategy.accelerator == "tpu")
@@ -232,7 +230,7 @@ def _lowered(resolved: RunPlan, num_replicas: int) -> tuple[StepProgram, ModelFa
     return found
 
 
-def _facts(resolved: RunPlan, session: Session, lowered: Lowered) -> ModelFacts:
+def _facts(resolved: RunPlan, session: Session, lowered: lowering.Lowered) -> ModelFacts:
     model, task = session.model, resolved.recipe.task
     sizes = [int(variable.value.shape.num_elements()) for variable in model.trainable_variables]
     groups = group_sizes(model)
@@ -259,7 +257,7 @@ def _shareable_bytes(trainer: Trainer) -> int:
     return bytes_of([*trainer.optimizer.variables, *(average for _, average in trainer.ema.variables)])
 
 
-def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu") -> str:
+def explain_refusal(error: str, module: hlo.Module | None, accelerator: str = "tpu") -> str:
     """The compiler's refusal of a program in words, with the place in the user's code, if known, and what to do."""
     status = _STATUS.match(error)
     place = _named(error, module)
@@ -270,7 +268,7 @@ def explain_refusal(error: str, module: Module | None, accelerator: str = "tpu")
     return f"the {accelerator.upper()} compiler refuses the step:{about} {words}{f' ({hint})' if hint else ''}"
 
 
-def _named(error: str, module: Module | None) -> str:
+def _named(error: str, module: hlo.Module | None) -> str:
     """Source of the first instruction that the error names."""
     if module is None:
         return ""

@@ -14,11 +14,9 @@ from launcher.machine import cluster as cluster_lib
 from launcher.machine import jax_devices, nvidia
 from launcher.machine import strategy as strategy_lib
 from launcher.machine import tpu as tpu_lib
-from launcher.machine.cluster import full_workers
 from launcher.machine.devices import discover, settings_left
 from launcher.machine.runtime_kinds import TENSORFLOW, RuntimeKind
 from launcher.machine.strategy import StrategyPlan
-from launcher.machine.tpu import NoTpuError
 from launcher.run import plan, programs
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
@@ -187,7 +185,7 @@ class Machine:
             rematerialize_why=rematerialize_why,
             made=self.made,
         )
-        resolved = plan.shared_by_fewer(resolved, full_workers(self.environ, self._cluster.num_workers))
+        resolved = plan.shared_by_fewer(resolved, cluster_lib.full_workers(self.environ, self._cluster.num_workers))
         plan.check_batches(resolved)
         return resolved
 
@@ -215,7 +213,7 @@ class Machine:
                 cluster=self._cluster,
                 environ=self.environ,
             )
-        except NoTpuError as error:
+        except tpu_lib.NoTpuError as error:
             if self.connect:
                 raise
             return strategy_lib.absent_tpu(self.replicas, why=f"NOT HERE: {error}")

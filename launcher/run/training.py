@@ -20,7 +20,6 @@ from launcher.errors import EXIT_DONE, EXIT_FAILED, EXIT_PREEMPTED, LauncherErro
 from launcher.machine import accelerators, compile_cache, exit_barrier, gce, tpu
 from launcher.model_dir import lease
 from launcher.reporting import attempts, strict_json
-from launcher.reporting.attempts import AttemptsFile
 from launcher.reporting.console import Silence
 from launcher.reporting.panels import Epochs
 from launcher.reporting.reporter import Reporter
@@ -31,7 +30,6 @@ from launcher.reporting.trackers import Prometheus, TrainJobStatus
 from launcher.run import description, session
 from launcher.run.actions import base, keras_callbacks
 from launcher.run.actions.early_stopping import StopEarly
-from launcher.run.actions.keras_callbacks import KerasCallbacks
 from launcher.run.actions.precision_watch import Watch
 from launcher.run.actions.profile import ProfiledSteps, ProfileSteps
 from launcher.run.actions.replay import Replay
@@ -40,7 +38,6 @@ from launcher.run.actions.worker_times import WorkerTimes
 from launcher.run.controller import Controller
 from launcher.run.input_faults import check_checkpoints, damage_named, input_was_there
 from launcher.run.plan import RunPlan
-from launcher.run.session import Session
 from launcher.run.start import assets, program_record, start_weights, starting_point
 from launcher.run.start.starting_point import StartingPoint
 from launcher.step import layer_policies
@@ -94,7 +91,7 @@ def run(order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch) ->
 class _Run:
     """A run from its first moment to its last, with how far it is: built, restored, under way."""
 
-    _built: Session
+    _built: session.Session
     _store: CheckpointStore
 
     def __init__(self, order: Order, plan: RunPlan, held: lease.Lease, stopwatch: Stopwatch):
@@ -119,10 +116,10 @@ class _Run:
         )
         self._last_rows: dict[str, base.Row] = {"train": {}, "eval": {}}
         self._actions: Sequence[base.Action] = ()
-        self._callbacks: KerasCallbacks | None = None
+        self._callbacks: keras_callbacks.KerasCallbacks | None = None
         self._change = ""  # of the program, since an earlier attempt
         self._is_over = False  # since an earlier attempt, which has written all
-        self._attempt = AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
+        self._attempt = attempts.AttemptsFile(order.model_dir, os.environ, stopwatch.seconds)
 
     def train_or_evaluate(self) -> None:
         """Builds the session, restores it, and trains or evaluates."""
@@ -269,7 +266,7 @@ class _Run:
             return actions
         built = self._built
         if self._callbacks is None and keras_callbacks.are_wanted(built):
-            self._callbacks = KerasCallbacks(built, self._reporter, is_chief=self._is_chief)
+            self._callbacks = keras_callbacks.KerasCallbacks(built, self._reporter, is_chief=self._is_chief)
         if self._callbacks is not None:
             self._callbacks.start_from(start)
             actions.append(self._callbacks)

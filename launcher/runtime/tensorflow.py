@@ -14,7 +14,6 @@ from launcher.data.pipeline import Batch
 from launcher.machine.array_parts import Source
 from launcher.machine.replicas import sum_over_replicas
 from launcher.runtime import batches, initial_values
-from launcher.runtime.initial_values import FirstValues
 from launcher.runtime.summation import InOrder
 from launcher.runtime.traits import Held, Training, Traits, Variable, traits_of
 from launcher.runtime.workers import Workers
@@ -27,7 +26,7 @@ class TfRuntime:
       traits: of a strategy that is none of TensorFlow's own, nor derived from one.
     """
 
-    first_values: FirstValues | None = None
+    first_values: initial_values.FirstValues | None = None
     averages: Mapping[int, Variable] = {}
     holds = False
 

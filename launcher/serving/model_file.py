@@ -23,7 +23,6 @@ from launcher.run import loading, session
 from launcher.run.plan import policy_of
 from launcher.run.recipe import Recipe
 from launcher.run.start import assets, start_weights
-from launcher.run.start.start_weights import StartFrom
 from launcher.serving import read_back, weights
 from launcher.serving.weights import Weights
 from launcher.step.state import MODEL, unique_name
@@ -183,7 +182,7 @@ def load(model_dir: str, which: str = "best", trust: bool = False) -> keras.Mode
 def _as_trained(model: keras.Model, model_dir: str, held: Mapping[str, Any]) -> keras.Model:
     """The model of a file, with the weights beside it where the file's are not those that were trained."""
     if held.get("otherwise"):
-        beside = start_weights.read(StartFrom(path=os.path.join(model_dir, AS_TRAINED)), model, None)
+        beside = start_weights.read(start_weights.StartFrom(path=os.path.join(model_dir, AS_TRAINED)), model, None)
         for weight in model.weights:
             weight.assign(beside.weights.get(id(weight), weight))
     return model

@@ -9,7 +9,6 @@ from launcher.config.bound_types import checked_patterns
 from launcher.errors import UsageError
 from launcher.reporting.units import first
 from launcher.step import layers
-from launcher.step.layers import Placed, layers_of, walk
 
 FREEZE, RATES = "train.freeze", "train.rate_multipliers"
 
@@ -35,7 +34,7 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     if not patterns:
         return
     frozen = {id(item.layer) for item, _ in _named(FREEZE, dict.fromkeys(patterns, True), model)}
-    for layer in layers_of(model):
+    for layer in layers.layers_of(model):
         if id(layer) in frozen or (layer.weights and all(id(weight) in frozen for weight in layer.weights)):
             layer.trainable = False
     for weight in model.weights:
@@ -76,6 +75,6 @@ def describe(model: keras.Model, patterns: Sequence[str], multipliers: Mapping[s
     return lines
 
 
-def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[Placed, str]]:
-    items = [*walk(model), *layers.weights(model)]
+def _named(binding: str, patterns: Mapping[str, object], model: keras.Model) -> list[tuple[layers.Placed, str]]:
+    items = [*layers.walk(model), *layers.weights(model)]
     return list(layers.named(binding, patterns, items, what=f"layer or weight of {model.name}"))

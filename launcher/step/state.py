@@ -13,7 +13,6 @@ from launcher.optimizers.weight_shards import WeightShard, of_model
 from launcher.runtime import Runtime, Variable, initial_values
 from launcher.runtime.tensorflow import plain
 from launcher.step import precision
-from launcher.step.precision import ScaleState
 from launcher.step.step_config import StepParts
 from launcher.tasks.keras_private import as_if_first, rnn_states
 
@@ -54,7 +53,7 @@ class State:
             "counters/step": self._counters.step,
             "counters/skipped": self._counters.skipped,
         }
-        for field, variable in zip(ScaleState._fields, self._counters.scale, strict=True):
+        for field, variable in zip(precision.ScaleState._fields, self._counters.scale, strict=True):
             named[f"{SCALE}{field}"] = variable
         named |= weight_names(self.model)
         for variable in self._optimizer.variables:

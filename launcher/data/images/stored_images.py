@@ -11,7 +11,6 @@ import tensorflow as tf
 from launcher.data.catalog import Facts
 from launcher.data.images import augment, encoded
 from launcher.data.images.decode import ImageDecoder
-from launcher.data.images.encoded import EncodedData, EncodedImages
 from launcher.data.images.mix import Mix
 from launcher.data.pipeline import ArrayExamples, Batch, Data, Examples, RandomAccessData
 from launcher.machine.no_autograph import no_autograph
@@ -36,7 +35,7 @@ class StoredImages:
         held_out = None if evaluation is None else ArrayExamples(self._resized(evaluation))
         return self.batches_of(ArrayExamples(self._resized(train), identity), held_out)
 
-    def from_encoded(self, train: EncodedImages, evaluation: EncodedImages | None) -> Data:
+    def from_encoded(self, train: encoded.EncodedImages, evaluation: encoded.EncodedImages | None) -> Data:
         """A set of the user's own: in memory if it fits, else read by need."""
         decoder = self.decoder(scaled=True)
         if not self.fits(len(train) + (0 if evaluation is None else len(evaluation))):
@@ -70,7 +69,7 @@ class StoredImages:
         parts: dict[str, Any] = {"train": train, "evaluation": evaluation, "mix": self.mix, "finish": finished}
         if decoder is None:
             return RandomAccessData(**parts, augment=augmented)
-        return EncodedData(
+        return encoded.EncodedData(
             **parts, augment=augmented, augment_stored=functools.partial(augmented, finish=None), decoder=decoder
         )
 

@@ -23,7 +23,6 @@ from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlCorpus, LinesCorpus
-from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, chosen
 from launcher.data.text.tfds_text import TfdsCorpus
 from launcher.data.text.vocabulary import BEGIN, END
@@ -34,7 +33,7 @@ _KINDS = {"lines:": LinesCorpus, "jsonl:": JsonlCorpus, "tfds:": TfdsCorpus}
 
 
 @gin.configurable("text_corpus")
-class TextCorpus(TextRows[str]):
+class TextCorpus(rows.TextRows[str]):
     """Running text by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:

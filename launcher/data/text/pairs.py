@@ -27,7 +27,6 @@ from launcher.data.pipeline import Batch
 from launcher.data.text import packing, rows, storage
 from launcher.data.text.packing import Sequences
 from launcher.data.text.patterns import JsonlPairs, Pair, TsvPairs
-from launcher.data.text.rows import TextRows
 from launcher.data.text.source import Source, chosen
 from launcher.data.text.tfds_text import TfdsPairs
 from launcher.data.text.vocabulary import BEGIN, END
@@ -40,7 +39,7 @@ _KINDS = {"tsv:": TsvPairs, "jsonl:": JsonlPairs, "tfds:": TfdsPairs}
 
 
 @gin.configurable("text_pairs")
-class TextPairs(TextRows[Pair]):
+class TextPairs(rows.TextRows[Pair]):
     """Pairs of texts by name or from a source, as tokens. Reads and trains nothing: that happens with the first batch.
 
     Args:

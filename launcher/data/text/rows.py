@@ -14,7 +14,6 @@ from launcher.data.pipeline import ArrayExamples, Batch, Examples, RandomAccessD
 from launcher.data.text import storage, vocabulary
 from launcher.data.text.source import Source
 from launcher.data.text.storage import Arrays, Built
-from launcher.data.text.vocabulary import Vocabulary
 
 _FORMAT = 1  # of the stored rows
 _TRAIN, _HELD_OUT = "train.", "held_out."
@@ -92,7 +91,7 @@ class TextRows(abc.ABC, Generic[Item]):
         return self.source.digest()
 
     @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> vocabulary.Vocabulary:
         """Trained on the training texts when it is first asked for."""
         return vocabulary.cached_vocabulary(self.name, self._digest, size=self.vocab_size, texts=self._texts)
 

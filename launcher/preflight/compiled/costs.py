@@ -14,7 +14,6 @@ import numpy as np
 from launcher.preflight.compiled import hlo_protos
 from launcher.preflight.compiled import kernels as kernels_lib
 from launcher.preflight.compiled.hlo import HBM, HOST, Array, Computation, Instruction, Module, OpSource
-from launcher.preflight.compiled.kernels import AttentionKernel
 from launcher.preflight.compiled.trip_counts import turns
 
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -171,7 +170,7 @@ def count(module: Module) -> Costs:
     chains: dict[str, Collective] = {}
     host: list[Instruction] = []
     dynamic: list[Instruction] = []
-    kernels: list[tuple[Instruction, AttentionKernel | None]] = []
+    kernels: list[tuple[Instruction, kernels_lib.AttentionKernel | None]] = []
     unknown_loops = hbm_bytes = 0
     operations: list[tuple[Instruction, Operation]] = []
     beside = {called for each in module.instructions if each.opcode == "async-start" for called in each.called}
@@ -297,7 +296,7 @@ def _matrix_op(instruction: Instruction, times: int) -> MatrixOp:
     )
 
 
-def _of_kernel(call: Instruction, kernel: AttentionKernel, times: int) -> MatrixOp:
+def _of_kernel(call: Instruction, kernel: kernels_lib.AttentionKernel, times: int) -> MatrixOp:
     rows, width, keys = kernel.sizes
     sizes: dict[str, Any] = {"contracted": width, "columns": keys, "rows": rows, "sizes": kernel.sizes}
     return MatrixOp(source=call.source, flops=kernel.flops * times, dtypes=kernel.dtypes, **sizes)

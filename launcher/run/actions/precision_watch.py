@@ -23,7 +23,6 @@ from launcher.step.state import unique_name
 from launcher.step.trainer import Trainer
 from launcher.watch import float16_losses, gradient_taps
 from launcher.watch.float16_losses import NUM_BINS, Gradient
-from launcher.watch.gradient_taps import TappedPass
 
 
 @gin.configurable
@@ -70,7 +69,7 @@ class Watch:
 
     def __init__(self, trainer: Trainer, reference: keras.Model, reporter: Reporter):
         self._trainer, self._reference, self._reporter = trainer, reference, reporter
-        self._pass = TappedPass(trainer, reference)
+        self._pass = gradient_taps.TappedPass(trainer, reference)
         self._tensors = self._describe_tensors()
 
     def look(self, step: int, batch: Batch) -> None:
