@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import functools
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ from launcher.optimizers.weight_shards import WeightShard
 
 _LEFT_OUT = contextvars.ContextVar("first values are left out", default=False)
 _LARGE = 4096  # elements
-_LATER = 2**22  # elements; a program that looks at a weight while it builds its model looks at none so large
+_LATER = 2**22  # elements
+_READS = ("value", "read_value")  # what all else that reads a variable calls, in eager mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,19 @@ class FirstValue:
 
     def is_due(self, variable: tf.Variable) -> bool:
         """Whether nobody has given the variable another value: none is written to this memory while it is held."""
-        return _address(variable.read_value()) == _address(self.unwritten)
+        return _address(type(variable).read_value(variable)) == _address(self.unwritten)
+
+    def make_when_read(self, variable: tf.Variable) -> None:
+        """Has who reads the variable find its first value, as `quantize` does; until `settle`."""
+        for name in _READS:
+            how = functools.partial(self._read, weakref.ref(variable), getattr(type(variable), name))
+            vars(variable)[name] = how
+
+    def _read(self, of: weakref.ref[tf.Variable], read: Callable[[tf.Variable], tf.Tensor]) -> tf.Tensor:
+        variable = of()
+        if tf.executing_eagerly() and self.is_due(variable):
+            variable.assign(self.make())
+        return read(variable)
 
     def forget(self, variable: tf.Variable) -> None:
         """Has the variable no value again, and take no memory."""
@@ -90,7 +104,9 @@ def settle(later: FirstValues, model: keras.Model, divided: Sequence[WeightShard
     """Gives variables their first values, all but weights that are divided and have none yet."""
     parts = {id(shard.whole.value) for shard in divided}
     for variable in [one.value for one in model.variables if id(one.value) in later]:
-        if not later[id(variable)].is_due(variable):  # the program has loaded it
+        for name in _READS:
+            vars(variable).pop(name, None)
+        if not later[id(variable)].is_due(variable):  # the program has loaded or read it
             del later[id(variable)]
         elif id(variable) not in parts:
             variable.assign(later.pop(id(variable)).make())
@@ -125,7 +141,8 @@ def _with_value_later(later: FirstValues, next_creator: Callable[..., tf.Variabl
         return next_creator(**kwargs)
     kwargs["initial_value"] = unwritten = _unwritten(found)
     variable = next_creator(**kwargs)
-    later[id(variable)] = FirstValue(functools.partial(_made, value, dtype), unwritten)
+    later[id(variable)] = first = FirstValue(functools.partial(_made, value, dtype), unwritten)
+    first.make_when_read(variable)
     return variable
 
 

@@ -41,15 +41,29 @@ def test_what_a_program_loads_into_its_model_is_what_it_has():
     later = {}
     model = made(network, later)
     loaded, changed, left = (layer.kernel for layer in model.layers[:3])
+    wanted = made(network).layers[1].kernel.numpy() + 1
     loaded.assign(np.ones(loaded.shape))
     changed.assign_add(np.ones(changed.shape))
     initial_values.settle(later, model, of_model(model, 2))
     assert list(later) == [id(left.value)]
-    for one in (loaded, changed):
-        np.testing.assert_array_equal(one.numpy(), 1.0)
+    np.testing.assert_array_equal(loaded.numpy(), 1.0)
+    np.testing.assert_array_equal(changed.numpy(), wanted)
     initial_values.settle(later, model, [])
     assert later == {}
     np.testing.assert_array_equal(left.numpy(), made(network).layers[2].kernel.numpy())
+
+
+def test_what_a_program_quantizes_is_what_it_would_have_been():
+    def quantized() -> keras.Model:
+        model = network()
+        model.layers[0].quantize("int8")
+        return model
+
+    later = {}
+    model = made(quantized, later)
+    initial_values.settle(later, model, of_model(model, 2))
+    for found, wanted in zip(model.layers[0].weights, made(quantized).layers[0].weights, strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted.numpy())
 
 
 @pytest.mark.parametrize(
