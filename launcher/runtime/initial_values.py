@@ -13,7 +13,7 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ class FirstValue:
             vars(variable)[name] = how
 
     def _read(self, of: weakref.ref[tf.Variable], read: Callable[[tf.Variable], tf.Tensor]) -> tf.Tensor:
-        variable = of()
+        variable = cast(tf.Variable, of())  # which is being read
         if tf.executing_eagerly() and self.is_due(variable):
             variable.assign(self.make())
         return read(variable)

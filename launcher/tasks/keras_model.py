@@ -37,6 +37,7 @@ from launcher.machine.replicas import context_of_several, sum_over_replicas
 from launcher.optimizers import Optimizer, Optimizers, own_settings
 from launcher.tasks import keras_callbacks, keras_losses, keras_metrics, keras_own_step
 from launcher.tasks.base import Place, Sums, Task, check_builder, without_padding
+from launcher.tasks.keras_answers import answers, call
 from launcher.tasks.keras_losses import compute_loss
 from launcher.tasks.keras_own_step import OwnSteps
 from launcher.tasks.keras_private import kept_states, keras_losses_of, of_rows, undivided, with_local_metrics
@@ -155,13 +156,13 @@ class KerasTask(Task):
             what, text = f"{where}: {model.name!r} does not take this data, in which {structure}", structure.text
             with _refused(what, text("x")), kept_states(model):
                 try:
-                    outputs = model(x, training=False)
+                    outputs = answers(model, x)
                 except _ERRORS as first:  # there are models that take neither zeros nor one example
                     if structure.shapes != structures[0].shapes:
                         raise
                     x, y, weight = self.first_batch()
                     try:
-                        outputs = model(x, training=False)
+                        outputs = answers(model, x)
                     except _ERRORS as second:  # maybe of what the first has left half built
                         raise (second if mistake(second) else first) from None
             what = f"{where}: the loss or a metric does not take the model's outputs with {structure}"
@@ -218,7 +219,7 @@ class KerasTask(Task):
         # What layers add in training alone; with batch normalisation, rows would matter to one another in its trial.
         if (num_replicas * microbatches > 1 or compiled) and self.example and not keras_losses.has_statistics(model):
             with keras_losses.trial(model), contextlib.suppress(*_ERRORS):
-                _call(model, self.example[0], True)
+                answers(model, self.example[0], training=True)
                 self._adds_training = len(model.losses) > self._num_losses
                 self._has_own_losses |= self._adds_training
         tried = functools.cache(lambda: self._tried(model))
@@ -249,13 +250,13 @@ class KerasTask(Task):
 
     def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
         assert self._model is not None
-        _call(self._model, batch[0], self._adds_training)
+        call(self._model, batch[0], self._adds_training)
         return sum((tf.cast(one, tf.float32) for one in self._model.losses if not one.shape.rank), tf.zeros([]))
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
         x, y, weight = self.first_batch()
         with kept_states(model):
-            return x, y, _call(model, x, False), weight
+            return x, y, answers(model, x), weight
 
     def first_batch(self) -> tuple[Any, Any, Any]:
         """x, y and sample_weight of an even number of examples of the training data."""
@@ -369,7 +370,7 @@ class KerasTask(Task):
             if id(variable) in self.in_layers:
                 variable.assign(value)
         with undivided(), of_rows(seen if training else None):  # the former of layers that have a loss of Keras's
-            outputs = _call(model, x, training)
+            outputs = call(model, x, training)
         start = [(one, tf.identity(one.value) if id(one) in self.in_layers else value) for one, value in states]
         together = judged = x, y, outputs, sample_weight
         if compiled:
@@ -485,10 +486,6 @@ def _refused(what: str, text: str = "") -> Iterator[None]:
 def is_function(source: Any) -> bool:
     """Whether data is given by a function that returns it."""
     return inspect.isroutine(source) or (callable(source) and not isinstance(source, tf.data.Dataset))
-
-
-def _call(model: keras.Model, x: Any, training: bool) -> Any:
-    return model(x, training=training) if "training" in inspect.signature(model.call).parameters else model(x)
 
 
 def _check(model: Any, where: str) -> None:

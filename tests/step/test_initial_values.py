@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from launcher.optimizers.weight_shards import of_model
 from launcher.runtime import initial_values
+from launcher.tasks.base import Place
+from launcher.tasks.keras_model import KerasTask
 
 STRATEGY = tf.distribute.get_strategy()
 OWN = np.random.default_rng(0)
@@ -64,6 +66,21 @@ def test_what_a_program_quantizes_is_what_it_would_have_been():
     initial_values.settle(later, model, of_model(model, 2))
     for found, wanted in zip(model.layers[0].weights, made(quantized).layers[0].weights, strict=True):
         np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+def test_a_large_model_is_not_computed_before_it_trains():
+    def build() -> keras.Model:
+        model = network()
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    x = np.ones((8, WIDTH), np.float32)
+    task, later = KerasTask(build=build, train=(x, x[:, :10])), {}
+    model = made(task.model, later)
+    task.placed(Place(num_replicas=2, microbatches=1, compiled=True, jit=False, pads=False))
+    initial_values.settle(later, model, of_model(model, 2))
+    assert set(later) == {id(layer.kernel.value) for layer in model.layers[:3]}
+    assert task.example[2].shape == (1, 10)
 
 
 @pytest.mark.parametrize(
