@@ -135,7 +135,9 @@ class Server:
             command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), *self._modules]
             nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             # Not what the first process alone is to find, such as a PATH that leads nowhere.
-            early = {name: value for name, value in environ.items() if name.startswith(_IMPORTED_AT_START)}
+            # JAX reads its own at its import, which only servers of it have done before a fork.
+            read = (*_IMPORTED_AT_START, "JAX_")
+            early = {name: value for name, value in environ.items() if name.startswith(read)}
             subprocess.run(
                 command, env={**os.environ, **early}, pass_fds=[theirs.fileno()], check=True, cwd="/", **nothing
             )
