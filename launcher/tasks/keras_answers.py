@@ -1,5 +1,6 @@
 """What a Keras model answers an example before it trains."""
 
+import contextlib
 import inspect
 import math
 from typing import Any
@@ -23,7 +24,9 @@ def answers(model: keras.Model, x: Any, *, training: bool = False) -> Any:
     """
     traced: list[Any] = []
     if any(math.prod(one.shape) >= _LARGE for one in model.weights):
-        tf.function(lambda: traced.append(call(model, x, training)), autograph=False).get_concrete_function()
-    if not traced or any(tf.is_symbolic_tensor(one) for one in model.losses):
+        with contextlib.suppress(Exception):  # which a call that computes will raise, too, if it is a mistake
+            tf.function(lambda: traced.append(call(model, x, training))).get_concrete_function()
+    is_known = all(one.shape.is_fully_defined() for one in tf.nest.flatten(traced) if tf.is_tensor(one))
+    if not (traced and is_known) or any(tf.is_symbolic_tensor(one) for one in model.losses):
         return call(model, x, training)
     return each_tensor(traced[0], lambda one: tf.zeros(one.shape, one.dtype))

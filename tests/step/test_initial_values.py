@@ -12,6 +12,7 @@ import tensorflow as tf
 from launcher.optimizers.weight_shards import of_model
 from launcher.runtime import initial_values
 from launcher.tasks.base import Place
+from launcher.tasks.keras_answers import answers
 from launcher.tasks.keras_model import KerasTask
 
 STRATEGY = tf.distribute.get_strategy()
@@ -81,6 +82,29 @@ def test_a_large_model_is_not_computed_before_it_trains():
     initial_values.settle(later, model, of_model(model, 2))
     assert set(later) == {id(layer.kernel.value) for layer in model.layers[:3]}
     assert task.example[2].shape == (1, 10)
+
+
+@keras.saving.register_keras_serializable()
+class OnlyComputed(keras.Model):
+    """Its answers have a shape that a trace does not know, and its call reads a value."""
+
+    def __init__(self, **about):
+        super().__init__(**about)
+        self.dense = keras.layers.Dense(WIDTH)
+        self.build((None, WIDTH))
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x):
+        answers = self.dense(x)
+        return tf.boolean_mask(answers, answers[:, 0] < float(tf.reduce_sum(tf.abs(answers)).numpy()))
+
+
+def test_what_cannot_be_traced_is_computed():
+    model, x = OnlyComputed(), np.ones((4, WIDTH), np.float32)
+    np.testing.assert_array_equal(answers(model, x), model(x))
 
 
 @pytest.mark.parametrize(
