@@ -2,7 +2,7 @@
 """Writes what pages show of real runs: outputs of the notebooks in examples/, and docs/shown/ with a run's report,
 a comparison and a sweep.
 
-    python scripts/shown.py               # all; two minutes
+    python scripts/shown.py               # all, where keras-hub is installed, too (docs/fine_tuning.md); three minutes
     python scripts/shown.py notebook_fit  # or some of them, by their names
 
 Each is made in a temporary folder, whose name is taken out of it. tests/test_shown.py looks at what is there.
@@ -11,6 +11,7 @@ Each is made in a temporary folder, whose name is taken out of it. tests/test_sh
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = ROOT / "docs" / "shown"
@@ -33,14 +35,20 @@ PAGES = {
 def cleaned(text: str, folder: Path) -> str:
     """A text without the folder's name, and without what TensorFlow tells its own developers."""
     text = text.replace(f"{folder}/", "").replace(str(folder), ".").replace(str(ROOT), "launcher")
+    text = re.sub(r"\S*/site-packages/", "", text)
     noise = ("I0000", "W0000", "E0000", "WARNING: All log messages")
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(noise))
 
 
-def notebook(path: Path, folder: Path) -> str:
-    """The text of a notebook with its outputs, as a kernel of its own gives them."""
+def notebook(path: Path, folder: Path, *, is_again: bool = False) -> str:
+    """The text of a notebook with its outputs, as a kernel of its own gives them; where that dies, as a second does."""
     read = nbformat.read(path, as_version=4)
-    NotebookClient(read, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    try:
+        NotebookClient(read, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    except DeadKernelError:
+        if is_again:
+            raise
+        return notebook(path, folder, is_again=True)
     for cell in read.cells:
         cell.metadata.pop("execution", None)  # its times
         for output in cell.get("outputs", ()):

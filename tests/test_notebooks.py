@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -16,11 +17,13 @@ import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 from places import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.ipynb"))
+FINE_TUNING = ROOT / "examples" / "notebook_fine_tuning.ipynb"  # which kills its kernel
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.ipynb")} - {FINE_TUNING})
 DEADLINE_SECONDS = 240
 
 SETUP = """
@@ -323,3 +326,25 @@ def test_the_examples_run_from_top_to_bottom(path, tmp_path):
         for cell in written.cells:
             if cell.cell_type == "code":
                 assert not notebook.run(cell.source).error
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not importlib.util.find_spec("keras_hub"), reason="keras-hub is not installed: docs/fine_tuning.md")
+def test_fine_tuning_goes_on_after_its_kernel_was_killed_and_its_file_is_plain_keras(tmp_path):
+    written = nbformat.read(FINE_TUNING, as_version=4)
+    sources = [cell.source for cell in written.cells if cell.cell_type == "code"]
+    with opened(tmp_path) as killed, pytest.raises(DeadKernelError):
+        for source in sources:
+            killed.run(source)
+    with opened(tmp_path) as notebook:
+        cells = [notebook.run(source) for source in sources]
+        assert not [cell.error for cell in cells if cell.error]
+        text = "".join(cell.text for cell in cells)
+        assert re.search(r"restored step (8|16) from runs/lora\n", text) and "completed  step 32 of 32" in text
+        assert cells[-1].text == "equal answers; Launcher was imported: False\n"
+        (fit,) = (source for source in sources if "launcher.fit" in source)
+        untouched = notebook.run(fit.replace("history =", "untouched =").replace("runs/lora", "runs/untouched"))
+        assert "restored" not in untouched.text
+        pairs = "zip(history.model.get_weights(), untouched.model.get_weights(), strict=True)"
+        shown = notebook.run(f"print(all(np.array_equal(*pair) for pair in {pairs}))")
+        assert shown.text.strip() == "True", untouched.error + shown.error

@@ -68,10 +68,11 @@ def test_lora_on_a_base_in_parts_is_killed_goes_on_and_its_file_is_plain_keras(n
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(re.search(r"FOUND (.*)", done.stdout)[1])
 
-    in_parts = json.dumps({"engine": "pjrt", "replicas": 4, "shard": "all", "model_dir": "run"})
+    in_parts = json.dumps({"engine": "pjrt", "replicas": 4, "shard": "all", "model_dir": "run", "checkpoint_every": 2})
     assert ran(name, in_parts, "dies").returncode == -9
     resumed = ran(name, in_parts, "dies")
     found = losses(resumed)
+    assert re.search(r"restored step [24] ", resumed.stdout)
     assert float(re.search(r"\((\d+\.\d)%\) stay whole", resumed.stdout)[1]) < 5
     assert ran(module="plain").returncode == 0
     again = ran(name, in_parts, "dies")
