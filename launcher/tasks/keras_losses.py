@@ -26,8 +26,8 @@ from launcher.tasks.keras_weights import each_tensor
 Total = Callable[[Batch], tf.Tensor]
 """The loss of a batch; eager."""
 
-# One number a batch, or along an axis that is given; or a function that is not Keras's.
-_TO_BE_TRIED = ("dice", "tversky", "cosinesimilarity", "lossfunctionwrapper")
+# One number a batch, or along an axis that is given; or of pairs of rows; or a function that is not Keras's.
+_TO_BE_TRIED = ("circle", "dice", "tversky", "cosinesimilarity", "lossfunctionwrapper")
 # What labels are given where there is none.
 _MARKS = (0, -1, 255)
 _REDUCTIONS = ("sum_over_batch_size", "mean")

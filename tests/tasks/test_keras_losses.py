@@ -106,6 +106,7 @@ CASES = {
     "ignored words": (lambda: of_words(crossentropy(ignore_class=255), mask=False), (WORDS, NEXT)),
     "a masked mean": (lambda: of_words(masked_mean, mask=False), (WORDS, np.roll(WORDS, -1, axis=1))),
     "Dice": (lambda: regression(losses.Dice(), activation="sigmoid"), WHOLE),
+    "Circle": (lambda: regression(losses.Circle(gamma=1.0), units=3, activation="tanh"), WHOLE),
     "contrast": (lambda: regression(contrast, units=3), WHOLE),
     "a sum over a constant": (lambda: regression(lambda y, found: ops.sum(ops.square(y - found)) / 7), (X, Y)),
     "added in training": (
@@ -139,6 +140,7 @@ TOPOLOGIES = [(2, {}), (1, XLA)]
 GATE = [
     ("everything", 2, {}),
     ("a masked mean", 2, {}),
+    ("Circle", 2, {}),
     ("a mask and ignored words", 2, XLA | PARTS),
     ("added in training", 1, XLA),
 ]
@@ -173,6 +175,7 @@ class Squares(keras.Model):
     [
         ("a masked mean", 1, PARTS, "the loss masked_mean does not add up over the rows of a batch"),
         ("contrast", 2, XLA, "the loss contrast does not add up"),
+        ("Circle", 2, XLA, "the loss circle does not add up"),
         ("everything", 1, PARTS, "a part of the loss is divided by what a mask"),
         ((lambda: regression("mse", kind=Squares), (X, Y)), 2, {}, "Squares.compute_loss does not add up"),
         (
