@@ -59,7 +59,7 @@ def test_an_evaluation_is_one_program_with_one_reduction(recipe, monkeypatch):
         made = built(strategy, recipe, RECIPES[recipe])
         stand_in = made_up_tpu.training_shapes(made.plan)
         found = graph_of(
-            lambda: made.evaluator._batches._program(made.runtime).run(batches(made, stand_in), tf.constant(3))
+            lambda: made.evaluator._batches.program(made.runtime).run(batches(made, stand_in), tf.constant(3))
         )
     assert replicated.faults(found) == []
     sums = 2 + len(made.evaluator._metric_names)
@@ -73,7 +73,7 @@ def test_translations_to_be_judged_are_written_by_one_program_without_reductions
         made = built(strategy, *ANSWERS[decoding])
         length = made.plan.data.max_length
         held_out = {"source": ((length,), tf.int32), "example": ((), tf.int64), "weight": ((), tf.float32)}
-        function = made.evaluator._decoding.batches._program(made.runtime).run
+        function = made.evaluator._decoding.batches.program(made.runtime).run
         found = graph_of(lambda: function(next(batches(made, made_up_tpu.StandIn(held_out)))))
     assert replicated.faults(found) == []
     assert replicated.reductions(found).total() == 0
