@@ -173,7 +173,8 @@ def statistics_of(plan: RunPlan, model: keras.Model, assigned: Sequence[keras.Va
         task.counts_rows |= unknown
         return [*map(statistics.usual, assigned)]
     batch = next(held(plan.data.train_batches(Shard(global_batch_size=size, seed=plan.seed))))
-    tried = statistics.tried(model, assigned, batch, functools.partial(task.try_step, model))
+    step = functools.partial(task.try_step, model)
+    tried = statistics.tried(model, assigned, batch, step, task.step_assigns or ())
     task.counts_rows |= any(statistic.fold in ("sum", "rows") for statistic in tried)
     return tried
 

@@ -211,19 +211,24 @@ def unknown(model: keras.Model, assigned: Sequence[keras.Variable]) -> list[kera
 
 
 def tried(
-    model: keras.Model, assigned: Sequence[keras.Variable], batch: Batch, forward: Callable[[Batch], object]
+    model: keras.Model,
+    assigned: Sequence[keras.Variable],
+    batch: Batch,
+    forward: Callable[[Batch], object],
+    beside: Sequence[keras.Variable] = (),
 ) -> list[Statistic]:
     """The assigned variables, those that are `unknown` by a trial, after which all are as they were.
 
     Args:
       batch: of the training data, two rows or more, of which some are tried.
       forward: does with a batch what a training step does that assigns.
+      beside: what it assigns, too, such as trained weights that are kept within bounds.
 
     Raises:
       UsageError: of one, the parts of a batch cannot be put together.
     """
     states, random = unknown(model, assigned), np.random.default_rng(0)
-    kept = [*assigned, *seed_states(model)]
+    kept = [*assigned, *beside, *seed_states(model)]
     before = arrays(kept)
     folds = {id(one): usual(one) for one in assigned}
 

@@ -152,6 +152,11 @@ def two_parts():
     return model
 
 
+def test_weights_that_a_step_assigns_are_first_as_they_were_built(tmp_path):
+    expected = of_keras(two_parts, part_of(PAIRS, EVEN))
+    assert furthest(of_launcher(two_parts, part_of(PAIRS, EVEN), tmp_path), expected) < 1e-6
+
+
 @pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 @pytest.mark.parametrize(
     "build",
