@@ -27,8 +27,8 @@ WITHOUT_TRITON = "xla_gpu_enable_triton_gemm", False
 def xla_options(stablehlo: str) -> dict[str, bool]:
     """XLA's options for GPUs that a program needs, as MLIR text.
 
-    Products of what was rounded to 8 bits are cuBLAS's if XLA looks for them first. Where Triton may have them, XLA
-    0.10.2 to multiply takes them for 16-bit ones, and leaves the rounding out, too.
+    Products of what was rounded to 8 bits are cuBLAS's 8-bit ones only without Triton's: where those are allowed, XLA
+    of JAX 0.10.2 multiplies in 16 bits, and leaves the rounding out, too.
     """
     return dict([WITHOUT_TRITON]) if "f8E4M3FN" in stablehlo else {}
 

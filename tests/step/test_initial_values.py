@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from launcher.optimizers.weight_shards import of_model
 from launcher.runtime import initial_values
+from launcher.tasks import keras_losses
 from launcher.tasks.base import Place
 from launcher.tasks.keras_answers import answers
 from launcher.tasks.keras_model import KerasTask
@@ -100,6 +101,16 @@ class OnlyComputed(keras.Model):
     def call(self, x):
         answers = self.dense(x)
         return tf.boolean_mask(answers, answers[:, 0] < float(tf.reduce_sum(tf.abs(answers)).numpy()))
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_whether_rows_of_a_large_model_matter_to_one_another_is_computed(mixes):
+    inputs = keras.Input((WIDTH,))
+    outputs = keras.layers.Dense(WIDTH)(inputs)
+    model = keras.Model(inputs, outputs / keras.ops.sum(outputs, axis=0) if mixes else outputs)
+    x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
+    batch = tf.constant(x), tf.zeros([4, 1]), answers(model, x), None
+    assert keras_losses._mixes_rows(model, batch) == mixes
 
 
 def test_what_cannot_be_traced_is_computed():

@@ -47,7 +47,8 @@ def losses() -> Iterable[tuple[str, Kind]]:
         "BinaryCrossentropy smoothed",
         loss(lambda: keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1), 1, None, yes),
     )
-    yield "Circle", loss(lambda: keras.losses.Circle(gamma=1.0), 8, "relu", classes[:, None])  # 80 would be rounding alone
+    # By its own gamma, 80, losses would be rounding alone.
+    yield "Circle", loss(lambda: keras.losses.Circle(gamma=1.0), 8, "relu", classes[:, None])
 
     def of_sequence() -> keras.Model:
         model = keras.Sequential([keras.Input((8, 4)), L.Dense(64, "tanh"), L.Dense(64, "tanh"), L.Dense(6, "softmax")])
