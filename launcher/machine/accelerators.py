@@ -175,6 +175,9 @@ CHIPS = {row["family"]: Chip(**_read(row)) for row in _KNOWN["chips"]}
 V2, V3, V4, V5E, V5P, V6E = CHIPS.values()
 CARDS = {row["name"]: Card(**_read(row)) for row in _KNOWN["cards"]}
 
+ATTENTION_KERNEL = {card.capability for card in CARDS.values() if card.attention_kernel}
+"""Compute capabilities, for which cuDNN's kernels are compiled, of the cards on which its attention has been right."""
+
 # Words that the driver's name of a card has, and its card; the longest one counts.
 _DRIVER_NAMES: dict[str, str] = _KNOWN["driver_names"]
 

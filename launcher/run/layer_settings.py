@@ -126,9 +126,11 @@ def _set_attention(model: keras.Model, plan: RunPlan) -> None:
 
 
 def _form(plan: RunPlan) -> Form:
-    card, accelerator = accelerators.card_of(plan.strategy.gpu_model), plan.strategy.accelerator
-    proven = bool(card and card.attention_kernel and plan.is_one_program)  # as it has been seen
-    return Form(requested=plan.recipe.attention, accelerator=accelerator, proven=proven, compiling=xla.is_compiling)
+    devices = plan.strategy
+    proven = plan.is_one_program and devices.compute_capability in accelerators.ATTENTION_KERNEL
+    return Form(
+        requested=plan.recipe.attention, accelerator=devices.accelerator, proven=proven, compiling=xla.is_compiling
+    )
 
 
 def _unfit_of_keras(model: keras.Model, plan: RunPlan) -> list[str]:

@@ -161,10 +161,11 @@ def test_cudnns_kernel_needs_an_ampere_and_no_jax(monkeypatch, tmp_path, card, m
         of_a_card(card, KERNEL)
 
 
-def test_auto_takes_cudnns_kernel_on_a_card_that_has_shown_it(monkeypatch, tmp_path):
+def test_auto_takes_cudnns_kernel_on_cards_of_a_capability_that_has_shown_it(monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     dropping = "language_model.attention_dropout = 0.1"
-    assert of_a_card("h200:1", runtime=PJRT).startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
+    for card in ("h100-pcie:1", "h200:1"):
+        assert of_a_card(card, runtime=PJRT).startswith("cuDNN's attention (auto: cuDNN's attention wherever it fits")
     others = [of_a_card("a100-40:1", runtime=PJRT), of_a_card("h200:1", dropping, runtime=PJRT), of_a_card("h200:1")]
     assert [one.partition(" ")[0] for one in others] == ["plain"] * 3
 
@@ -201,11 +202,12 @@ def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_s
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     of_jax, of_tensorflow = (dataclasses.replace(gpus.find("h100:1"), runtime=one) for one in (PJRT, TENSORFLOW))
+    unproven = dataclasses.replace(of_jax, card=accelerators.CARDS["a100-80"])
     line, calls = of_a_program(path, of_jax, "kernel")
     assert line.startswith("cuDNN's wherever keras.ops.dot_product_attention is called, as by 3 of 4 layers of Keras")
     assert calls == {"Softmax": 2, "SoftmaxBackward": 2}
     assert of_a_program(path, of_jax, "plain") == ("as Keras has it (train.attention)", {})
-    line, calls = of_a_program(path, of_jax, "auto")
+    line, calls = of_a_program(path, unproven, "auto")
     assert line.startswith("as Keras has it (auto: as Keras has it on a GPU; 'kernel' is cuDNN's") and not calls
     for other in (of_tensorflow, slices.find("v5litepod-1")):
         assert of_a_program(path, other, "auto") == ("", {})
@@ -213,6 +215,6 @@ def test_keras_own_attention_has_cudnns_kernel_where_it_fits_and_the_plan_says_s
             of_a_program(path, other, "kernel")
     with pytest.raises(UsageError, match=r"takes float16 and bfloat16, .* not float32"):
         of_a_program(path, of_jax, "kernel", policy="float32")
-    line, calls = of_a_program(path, dataclasses.replace(of_jax, card=accelerators.CARDS["h200"]), "auto")
+    line, calls = of_a_program(path, of_jax, "auto")
     assert "3 of 4 layers" in line and "(auto: cuDNN's attention wherever it fits, else as Keras has it)" in line
     assert calls["SoftmaxBackward"] == 2
