@@ -57,11 +57,11 @@ def main() -> None:
     runtime = PjrtRuntime(cast(Any, elsewhere), host, divides_weights=True)
     built = session.build_on(runtime, plan)
     tell("built")
-    state, local = built.trainer.state, args.replicas // args.processes
+    held, state, local = runtime.state.parts, built.trainer.state, args.replicas // args.processes
     of_process: dict[str, np.ndarray | Part] = {}
     shapes = {name: spec[0] for name, spec in state.specs().items()}
-    for name, source in ((name, runtime.source(name)) for name in state.variables()):
-        if (axis := runtime.parts[name].axis if name in runtime.parts else None) is None:
+    for name, source in ((name, runtime.state.source(name)) for name in state.variables()):
+        if (axis := held[name].axis if name in held else None) is None:
             of_process[name] = source(None)
             continue
         where = Range(axis, 0, shapes[name][axis] // args.replicas * local)

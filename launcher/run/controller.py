@@ -235,9 +235,9 @@ class Controller:
         at_home = acts or self._evaluator.needs_variables(last)
         held = self._state_to_hold(at_home and (acts or self._recipe.evaluate_ema))
         if at_home:
-            self._trainer.runtime.bring_home()
+            self._trainer.runtime.state.bring_home()
         else:
-            self._trainer.runtime.take_state()
+            self._trainer.runtime.state.take()
         # The first evaluation is traced and compiled, which takes as long as it takes.
         self._begin("evaluate" if self._has_evaluated else "compile")
         averaged = self._trainer.state.averaged() if self._recipe.evaluate_ema else contextlib.nullcontext()

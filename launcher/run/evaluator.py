@@ -59,7 +59,7 @@ class Evaluator:
             runs.append(self._decoding.batches)
         for one in runs:
             one.settle(self.notes)
-        shows = isinstance(self._task, ShowsSamples) and self._runtime.first_values is None
+        shows = isinstance(self._task, ShowsSamples) and self._runtime.state.first_values is None
         return shows or any(one.runtime is self._runtime.host for one in runs)
 
     def evaluate(
@@ -116,7 +116,7 @@ class Evaluator:
     def samples(self) -> Samples:
         """Samples of the model's answers, as `Score.samples`, for one worker to ask; () where there are none."""
         # The model's weights are on devices, and what is computed eagerly is not.
-        away = self._runtime.host.traits.compiles or self._runtime.holds
+        away = self._runtime.host.traits.compiles or self._runtime.state.is_away
         if not isinstance(self._task, ShowsSamples) or away:
             return self._samples
         if self._sample_batch is None:

@@ -162,7 +162,7 @@ class _Run:
     def _give_back(self) -> None:
         """Brings what a model has learnt to its own variables, where it is the caller's."""
         if self._fit.has_model:
-            self._built.runtime.bring_home()
+            self._built.runtime.state.bring_home()
 
     def _say(self, note: str) -> None:
         """Tells people a note, in any case where the program has changed."""

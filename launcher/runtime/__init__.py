@@ -44,29 +44,58 @@ class Rows(Protocol):
         """What gives a batch's results, in NumPy arrays, the rows of all replicas in their order."""
 
 
-class Runtime(Protocol):
-    """Replicas, and the state of a run on them.
+class RunState(Protocol):
+    """Values of a run's variables, and where they lie: in TensorFlow's variables, or on devices of the runtime's own.
 
-    The state is in one place at a time: in TensorFlow's variables, or on devices of the runtime's own, where it goes
-    with the next steps. It comes home when somebody is to see or to change the variables by themselves. `read` answers
-    wherever it is.
+    They are in one place at a time. On devices they go with the next steps; they come home when somebody is to see or
+    to change the variables by themselves. `read` answers wherever they are.
+
+    Attributes:
+      first_values: of the weights of which each device has a part; None where each has all.
+      averages: by the id of a weight for which an evaluation on its devices takes the average, that.
+      is_away: whether the values are on devices of its own.
+    """
+
+    first_values: FirstValues | None
+    averages: Mapping[int, Variable]
+    is_away: bool
+
+    def hold(self, held: Held) -> None:
+        """Takes the variables of a run, once they are made."""
+
+    def read(self, variable: Variable) -> np.ndarray:
+        """A copy of a variable's value; of one in shards, put together by all processes."""
+
+    def read_part(self, variable: Variable) -> np.ndarray | Part:
+        """A copy of what this process's devices hold of it, where the runtime has `own_parts`; else the same."""
+
+    def write(self, variable: Variable, value: np.ndarray | Source) -> None:
+        """Sets a variable on all replicas; what is divided may be made when it is due."""
+
+    def take(self) -> None:
+        """Has devices of its own hold the values, if it has any; the variables are not looked at from then."""
+
+    def bring_home(self, but: Iterable[Variable] = ()) -> None:
+        """Has TensorFlow's variables the values that the last step gave them, but for some that are about to be set."""
+
+
+class Runtime(Protocol):
+    """Replicas of one function.
 
     Attributes:
       traits: how it differs from one device.
       num_replicas: of all processes.
       workers: the processes, to be asked between two loops.
+      state: of a run on it.
       host: the `TfRuntime` of what runs beside the steps; itself, if it is that.
-      first_values: of the weights of which each device has a part; None where each has all.
-      averages: by the id of a weight for which an evaluation on its devices takes the average, that.
-      holds: whether the state is on devices of its own.
     """
 
     traits: Traits
     num_replicas: int
     workers: Workers
-    first_values: FirstValues | None
-    averages: Mapping[int, Variable]
-    holds: bool
+
+    @property
+    def state(self) -> RunState: ...
 
     @property
     def host(self) -> Any: ...
@@ -90,21 +119,3 @@ class Runtime(Protocol):
 
     def batch_of(self, inputs: Mapping[str, np.ndarray]) -> Any:
         """A batch for `rows`, of rows divisible by the replicas; of one process."""
-
-    def hold(self, held: Held) -> None:
-        """Takes the variables of a run, once they are made."""
-
-    def read(self, variable: Variable) -> np.ndarray:
-        """A copy of a variable's value; of one in shards, put together by all processes."""
-
-    def read_part(self, variable: Variable) -> np.ndarray | Part:
-        """A copy of what this process's devices hold of it, where it has `own_parts`; else the same."""
-
-    def write(self, variable: Variable, value: np.ndarray | Source) -> None:
-        """Sets a variable on all replicas; what is divided may be made when it is due."""
-
-    def take_state(self) -> None:
-        """Has devices of its own hold the state, if it has any; the variables are not looked at from then."""
-
-    def bring_home(self, but: Iterable[Variable] = ()) -> None:
-        """Has TensorFlow's variables the values that the last step gave them, but for some that are about to be set."""

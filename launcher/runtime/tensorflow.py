@@ -26,10 +26,6 @@ class TfRuntime:
       traits: of a strategy that is none of TensorFlow's own, nor derived from one.
     """
 
-    first_values: initial_values.FirstValues | None = None
-    averages: Mapping[int, Variable] = {}
-    holds = False
-
     def __init__(self, strategy: tf.distribute.Strategy, traits: Traits | None = None):
         self.strategy, self.traits = strategy, traits or traits_of(strategy)
         self.num_replicas = strategy.num_replicas_in_sync
@@ -38,7 +34,7 @@ class TfRuntime:
             self.num_replicas,
             are_several=self.traits.several_processes,
         )
-        self._held: Held | None = None
+        self.state = TfState(self)
         self._functions: dict[Any, Any] = {}
 
     @property
@@ -91,6 +87,18 @@ class TfRuntime:
 
         return self.strategy.experimental_distribute_values_from_function(part)
 
+
+class TfState:
+    """The `RunState` of a strategy's variables."""
+
+    first_values: initial_values.FirstValues | None = None
+    averages: Mapping[int, Variable] = {}
+    is_away = False
+
+    def __init__(self, runtime: TfRuntime):
+        self._runtime, self._strategy = runtime, runtime.strategy
+        self._held: Held | None = None
+
     def hold(self, held: Held) -> None:
         self._held = held
 
@@ -99,19 +107,19 @@ class TfRuntime:
         if shard is None:
             return self._whole(variable)
         copies, first = self.copies(variable), self._replicas[0]
-        if not self.traits.several_processes:
+        if not self._runtime.traits.several_processes:
             return np.concatenate([copy.numpy() for copy in copies], shard.axis)
-        mine = self.strategy.experimental_distribute_values_from_function(
+        mine = self._strategy.experimental_distribute_values_from_function(
             lambda context: copies[context.replica_id_in_sync_group - first].read_value()
         )
-        return np.concatenate(list(self.call(_stack_of_replicas, mine)), shard.axis)
+        return np.concatenate(list(self._runtime.call(_stack_of_replicas, mine)), shard.axis)
 
     read_part = read
 
     def _whole(self, variable: Variable) -> np.ndarray:
         """In the variable's own memory where that is the host's: what changes the variable later makes a copy first."""
         own = plain(variable)
-        read = getattr(self.copies(variable)[0], "read_value_no_copy", None) if self.traits.on_cpu else None
+        read = getattr(self.copies(variable)[0], "read_value_no_copy", None) if self._runtime.traits.on_cpu else None
         if read is None or own.synchronization == tf.VariableSynchronization.ON_READ:
             return np.asarray(tf.convert_to_tensor(own))
         return np.asarray(read())
@@ -126,7 +134,7 @@ class TfRuntime:
         for replica, copy in zip(self._replicas, self.copies(variable), strict=True):
             copy.assign(shard.of_replica(value, replica))
 
-    def take_state(self) -> None:
+    def take(self) -> None:
         return
 
     def bring_home(self, but: Iterable[Variable] = ()) -> None:
@@ -134,7 +142,7 @@ class TfRuntime:
 
     def copies(self, variable: Variable) -> Sequence[tf.Variable]:
         """Those of this process's replicas."""
-        return self.strategy.experimental_local_results(plain(variable))
+        return self._strategy.experimental_local_results(plain(variable))
 
     @functools.cached_property
     def _replicas(self) -> list[int]:
@@ -145,7 +153,7 @@ class TfRuntime:
             numbers.append(context.replica_id_in_sync_group)
             return context.replica_id_in_sync_group
 
-        self.strategy.experimental_distribute_values_from_function(note)
+        self._strategy.experimental_distribute_values_from_function(note)
         return numbers
 
 

@@ -82,7 +82,7 @@ class Diagnosis:
 
     def _batch_of(self, step: int) -> Any:
         """The global batch of a step, counted from 1, made once more."""
-        self._trainer.runtime.bring_home()
+        self._trainer.runtime.state.bring_home()
         return next(self._trainer.batches(self._data, step - 1, runtime=self._host))
 
     def _flag_rows(self, batch: Batch) -> tf.Tensor:

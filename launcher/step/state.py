@@ -36,16 +36,16 @@ class State:
         self.scaling = precision.recorded(keras.config.dtype_policy().name, parts.loss_scale)
         self._divided = of_model(parts.model, parts.config.shards, [one.variable for one in parts.statistics])
         self._shards = {id(held): shard for held, shard in [*self._optimizer.slot_shards, *self._ema.shards]}
-        runtime.hold(self)
+        runtime.state.hold(self)
         copies = [(slot, weight) for slot, weight in self._optimizer.copies() if self.shard_of(slot) is not None]
         copies += (
             [] if initial_values.are_left_out() else [(average, shard.whole) for average, shard in self._ema.shards]
         )
         for copy, weight in copies:  # which Keras could not copy
-            runtime.write(copy, self._cast(weight, tf.dtypes.as_dtype(copy.dtype).as_numpy_dtype))
+            runtime.state.write(copy, self._cast(weight, tf.dtypes.as_dtype(copy.dtype).as_numpy_dtype))
 
     def _cast(self, weight: Variable, dtype: Any) -> Source:
-        return whole_of(lambda: self._runtime.read(weight).astype(dtype))
+        return whole_of(lambda: self._runtime.state.read(weight).astype(dtype))
 
     def variables(self) -> dict[str, Variable]:
         """Everything a resumed run needs, by the name it has in a checkpoint."""
@@ -107,7 +107,9 @@ class State:
         """Names of what a runtime's devices have in parts, whose values are to be sources."""
         if not self._runtime.traits.own_parts:
             return set()
-        parts = self._shards.keys() | (set() if self._runtime.first_values is None else self.weight_shards().keys())
+        parts = set(self._shards)
+        if self._runtime.state.first_values is not None:
+            parts |= self.weight_shards().keys()
         return {name for name, one in self.variables().items() if id(one) in parts}
 
     @property
@@ -122,7 +124,8 @@ class State:
 
     def to_write(self) -> dict[str, np.ndarray | Part]:
         """The part of a checkpoint that this process writes: all of a snapshot, or its own parts."""
-        read = self._runtime.read_part if self.is_written_together else self._runtime.read
+        state = self._runtime.state
+        read = state.read_part if self.is_written_together else state.read
         return {name: read(variable) for name, variable in self.variables().items()}
 
     def snapshot(self) -> dict[str, np.ndarray]:
@@ -130,7 +133,7 @@ class State:
 
         What is shared out is put together, so that the state is the same on any number of replicas.
         """
-        return {name: self._runtime.read(variable) for name, variable in self.variables().items()}
+        return {name: self._runtime.state.read(variable) for name, variable in self.variables().items()}
 
     def started(self, weights: Mapping[int, np.ndarray], slots: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The part of a snapshot that is another one where a run starts with other weights than the initial ones.
@@ -154,17 +157,17 @@ class State:
 
         After an error of TensorFlow's runtime it keeps the averaged ones.
         """
-        runtime, averages = self._runtime, self._ema.variables
-        if runtime.holds:
-            runtime.averages = {id(plain(source)): average for source, average in averages}
+        runtime, state, averages = self._runtime, self._runtime.state, self._ema.variables
+        if state.is_away:
+            state.averages = {id(plain(source)): average for source, average in averages}
             try:
                 yield
             finally:
-                runtime.averages = {}
+                state.averages = {}
             return
         # On the devices where each has what it evaluates by; else by the host, which a pod's devices are far from.
         here = runtime.traits.one_copy or (runtime.traits.own_parts and self._ema.shards)
-        weights = [runtime.read(source) for source, _ in averages] if here else []
+        weights = [state.read(source) for source, _ in averages] if here else []
 
         def exchange(values: Iterable[np.ndarray]) -> None:
             for (source, _), value in zip(averages, values, strict=True) if here else ():
@@ -172,7 +175,7 @@ class State:
             if averages and not here:
                 runtime.host.call(self._ema.swap)
 
-        exchange(runtime.read(average) for _, average in averages)
+        exchange(state.read(average) for _, average in averages)
         try:
             yield
         except tf.errors.OpError:
@@ -187,10 +190,10 @@ class State:
 
         What is a source is made when it is due.
         """
-        variables = self.variables()
-        self._runtime.bring_home(but=[variables[name] for name in state])
+        variables, held = self.variables(), self._runtime.state
+        held.bring_home(but=[variables[name] for name in state])
         for name, value in state.items():
-            self._runtime.write(variables[name], value)
+            held.write(variables[name], value)
 
 
 def weight_names(model: keras.Model) -> dict[str, keras.Variable]:

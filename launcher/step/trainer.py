@@ -103,9 +103,9 @@ class Trainer:
         self.last_seen: tuple[int, float] | None = None
         assigned = list(map(usual, candidates(model)) if forward_assigns is None else forward_assigns)
         self.statistics = [one.variable for one in assigned]
-        if runtime.first_values is not None:
+        if runtime.state.first_values is not None:
             divided = of_model(model, config.shards, self.statistics)
-            initial_values.settle(runtime.first_values, model, divided)
+            initial_values.settle(runtime.state.first_values, model, divided)
         with runtime.host.scope():
             optimizer.build(model.trainable_variables, total_steps, rate_multipliers, config.shards)
             self.counters = Counters.make(loss_scale.initial(), has_limits=config.has_limits)
@@ -157,26 +157,26 @@ class Trainer:
     @property
     def step(self) -> int:
         """Steps done, skipped ones included."""
-        return int(self.runtime.read(self.counters.step))
+        return int(self.runtime.state.read(self.counters.step))
 
     @property
     def skipped_steps(self) -> int:
-        return int(self.runtime.read(self.counters.skipped))
+        return int(self.runtime.state.read(self.counters.skipped))
 
     @property
     def loss_scale(self) -> float:
         """The scale the next step will use."""
-        return float(self.runtime.read(self.counters.scale.scale))
+        return float(self.runtime.state.read(self.counters.scale.scale))
 
     @property
     def skips_at_floor(self) -> int:
         """Consecutive skipped steps at a scale that cannot fall further."""
-        return int(self.runtime.read(self.counters.scale.skips_at_floor))
+        return int(self.runtime.state.read(self.counters.scale.skips_at_floor))
 
     def limit(self, loss: float, gradient_norm: float) -> None:
         """Sets the mean loss and the gradient norm above which steps are skipped, on every replica."""
         if self.counters.limits is not None:
-            self.runtime.write(self.counters.limits, np.array([loss, gradient_norm], np.float32))
+            self.runtime.state.write(self.counters.limits, np.array([loss, gradient_norm], np.float32))
 
     def batches(self, data: Data, start_step: int | None = None, *, runtime: Runtime | None = None) -> Iterator:
         """Batches for `train`, starting at the data position of the current step or of another one.

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -23,28 +23,25 @@ from launcher.data.order import ALL_IN, LeftOut
 from launcher.data.pipeline import WEIGHT, Batch, Shard
 from launcher.machine import jax_devices, xla
 from launcher.machine.accelerators import xla_options
-from launcher.machine.array_parts import Part, Range, Source, value_of, whole_of
 from launcher.machine.jax_devices import JaxDevices
-from launcher.optimizers.weight_shards import WeightShard
 from launcher.run import session as session_lib
 from launcher.run.plan import RunPlan
 from launcher.runtime import initial_values
 from launcher.runtime.batches import batches_of_host
-from launcher.runtime.initial_values import FirstValues
-from launcher.runtime.tensorflow import TfRuntime, plain
-from launcher.runtime.traits import Held, Training, Traits, Variable
+from launcher.runtime.tensorflow import TfRuntime
+from launcher.runtime.traits import Training, Traits
 from launcher.runtime.workers import Workers
 from launcher.step_program import device_arrays, device_memory, jax_parts, lowering, pod_module
 from launcher.step_program.device_arrays import Waits
+from launcher.step_program.device_state import DeviceState, spec_of
 from launcher.step_program.host_batches import InTurn
 from launcher.step_program.lowering import Argument, Lowered
 from launcher.tasks.base import Task
 
 # Steps that are handed to the devices before the first of them has ended.
 _AHEAD = 2
-_REPLICA = "replica"
 
-State = list[list[Any]]
+Arrays = list[list[Any]]
 """The arrays that a program changes, and those that it only reads, by the order of their names."""
 
 
@@ -87,25 +84,16 @@ class PjrtRuntime:
         deterministic: bool = False,
     ):
         self._task = task
-        self.devices, self.host, self.num_replicas, self.holds = devices, host, len(devices.all), False
+        self.devices, self.host, self.num_replicas = devices, host, len(devices.all)
         self.deterministic, self._as_stored = deterministic, as_stored
         several = devices.num_processes > 1
         self.traits = Traits(compiles=True, several_processes=several, divides_rows=True, own_parts=True)
         self.workers = Workers(self._over_processes, devices.num_processes, are_several=several)
-        self.first_values: FirstValues | None = {} if divides_weights else None
-        self.averages: Mapping[int, Variable] = {}
-        self.arrays: dict[str, Any] = {}  # that the devices hold, by the names of variables
-        self._sources: dict[str, Source] = {}  # of what variables at home have no value of
-        self._variables: dict[str, tf.Variable] = {}
-        self.parts: dict[str, WeightShard] = {}  # how it is divided, by the name of what is
+        self.state = DeviceState(devices, divides_weights=divides_weights)
         self.waiting, self.arriving = ThreadPoolExecutor(1, "steps"), ThreadPoolExecutor(1, "batches")
 
-    @functools.cached_property
-    def mesh(self) -> Any:
-        return self.devices.jax.sharding.Mesh(np.array(self.devices.all), (_REPLICA,))
-
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        return initial_values.scope(self.host.strategy, self.first_values)
+        return initial_values.scope(self.host.strategy, self.state.first_values)
 
     def batches(self, make: Callable[[Shard], tf.data.Dataset], *, left_out: LeftOut = ALL_IN, **about: Any) -> InTurn:
         first, local = self.devices.first, len(self.devices.local)
@@ -127,124 +115,12 @@ class PjrtRuntime:
         parts = zip(*(np.split(array, self.num_replicas) for array in inputs.values()), strict=True)
         return [dict(zip(inputs, part, strict=True)) for part in parts]
 
-    # -------------------------------------------------------------------------------------------------------- the state
-
-    def hold(self, held: Held) -> None:
-        self.held, self._variables = held, held.all_variables()
-        self._names = {id(variable): name for name, variable in self._variables.items()}
-        self.parts = lowering.parts(held, divides_weights=self.divides_weights)
-        first = self.first_values or {}
-        made = {name: first[id(one)].make for name, one in self._variables.items() if id(one) in first}
-        self._sources = {name: whole_of(make) for name, make in made.items()}
-
-    @property
-    def divides_weights(self) -> bool:
-        return self.first_values is not None
-
-    def read(self, variable: Variable) -> np.ndarray:
-        name = self._names[id(plain(variable))]
-        return jax_devices.whole(self.arrays[name]) if self.holds else self.source(name)(None)
-
-    def read_part(self, variable: Variable) -> np.ndarray | Part:
-        self.take_state()
-        name = self._names[id(plain(variable))]
-        array, shard = self.arrays[name], self.parts.get(name)
-        if shard is None or array.is_fully_addressable:
-            return self.read(variable)
-        axis, size = shard.axis, shard.shape[shard.axis]
-        mine = np.concatenate([np.asarray(one.data) for one in device_arrays.in_order(array, axis)], axis)
-        return Part(mine, Range(axis, self.devices.first * size, mine.shape[axis]), array.shape)
-
-    def write(self, variable: Variable, value: np.ndarray | Source) -> None:
-        name, source = self._names[id(plain(variable))], value if callable(value) else value_of(value)
-        if self.holds:
-            self.arrays[name] = self._placed(name, source)
-        elif callable(value) or variable.shape != value.shape:  # of which the variable is a part
-            self._sources[name] = source
-        else:
-            self._sources.pop(name, None)
-            variable.assign(value)
-
-    def source(self, name: str) -> Source:
-        """What makes a variable's value, on whatever it is beside the variable."""
-        if name in self._sources:
-            return self._sources[name]
-        variable, shard = self._variables[name], self.parts.get(name)
-        if shard is None or variable.shape == shard.whole.shape:
-            return whole_of(variable.numpy)
-        # The optimizer has made one part, and they begin alike.
-        return whole_of(lambda: np.concatenate([variable.numpy()] * shard.count, shard.axis))
-
-    def take_state(self) -> None:
-        if self.holds:
-            return
-        with self.devices.peer_failures(" as the weights and the optimizer's state were put there"):
-            for name in self._variables:
-                self.arrays[name] = self._placed(name, self.source(name))
-        self.holds = True
-        self._sources.clear()
-        for variable in self._variables.values():
-            if self.first_values and (first := self.first_values.get(id(variable))) is not None:
-                first.forget(variable)
-
-    def bring_home(self, but: Iterable[Variable] = ()) -> None:
-        if not self.holds:
-            return
-        left = {id(plain(variable)) for variable in but}
-        self.holds = False
-        for name, variable in self._variables.items():
-            if id(variable) not in left:
-                self.write(variable, jax_devices.whole(self.arrays[name]))
-        self.arrays = {}
-
-    def taken(self, program: Program) -> dict[str, Any]:
-        """The variables that a program takes, for an evaluation: others where it may change them."""
-        return {one.name: self._in_evaluation(one, program) for one in program.variables}
-
-    def _in_evaluation(self, one: Argument, program: Program) -> Any:
-        if not self.holds:
-            return self._placed(one.name, self.source(one.name))
-        average = self.averages.get(id(self._variables[one.name]))
-        name = one.name if average is None else self._names[id(average)]
-        there, part = self.arrays[name], self.parts.get(name)
-        axis = None if part is None else part.axis
-        if one.name not in program.changed and (there.dtype.name, axis) == (one.dtype, one.axis):
-            return there
-        as_wanted = self.devices.jax.sharding.NamedSharding(self.mesh, spec_of(one.axis))
-        return self.devices.jax.jit(lambda value: value.astype(one.dtype), out_shardings=as_wanted)(there)
-
-    # ------------------------------------------------------------------------------------------------- onto the devices
-
-    def _placed(self, name: str, source: Source) -> Any:
-        """A whole value on every device, or each replica's part of it on its own."""
-        first, local, shard = self.devices.first, len(self.devices.local), self.parts.get(name)
-        if shard is None:
-            return self.everywhere(source(None))
-        size = shard.shape[shard.axis]
-        mine = source(Range(shard.axis, first * size, local * size))
-        return self._of_parts(np.split(mine, local, shard.axis), shard.axis)
-
-    def everywhere(self, value: np.ndarray) -> Any:
-        return self._global([value] * len(self.devices.local), None, value.shape)
-
     def batch(self, parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
         """A step's batch, on its way to the devices; where they have the host's memory, the step itself takes it."""
         if self.devices.num_processes == 1 and self.devices.all[0].platform == "cpu":
             joined = parts[1:] and {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
             return joined or parts[0]
-        return {key: self._of_parts([part[key] for part in parts], 0) for key in parts[0]}
-
-    def _of_parts(self, parts: Sequence[np.ndarray], axis: int) -> Any:
-        one = parts[0].shape
-        shape = tuple(size * self.num_replicas if place == axis else size for place, size in enumerate(one))
-        return self._global(parts, axis, shape)
-
-    def _global(self, parts: Sequence[np.ndarray], axis: int | None, shape: tuple[int, ...]) -> Any:
-        jax = self.devices.jax
-        # An array that shares the host's memory would be no memory that a step can write its results to.
-        pairs = zip(parts, self.devices.local, strict=True)
-        on = [jax.device_put(part, device, may_alias=False) for part, device in pairs]
-        return jax.make_array_from_single_device_arrays(shape, jax.sharding.NamedSharding(self.mesh, spec_of(axis)), on)
+        return {key: self.state.of_parts([part[key] for part in parts], 0) for key in parts[0]}
 
     def _over_processes(self, value: npt.ArrayLike) -> np.ndarray:
         from jax.experimental import multihost_utils
@@ -283,12 +159,12 @@ class _OnDevices:
 
             runtime = self.runtime
             lowered = lowering.lower(
-                runtime.held,
+                runtime.state.held,
                 noted,
                 spec,
                 strategy=runtime.host.strategy,
                 num_replicas=runtime.num_replicas,
-                divides_weights=runtime.divides_weights,
+                divides_weights=runtime.state.divides_weights,
                 trains=self.trains,
                 microbatches=self._microbatches,
                 for_tpu=runtime.devices.all[0].platform == "tpu",
@@ -309,8 +185,8 @@ class PjrtLoop(_OnDevices):
     def begin(self) -> Callable[[Iterator, int], np.ndarray]:
         runtime, held = self.runtime, dict[str, Any]()
         if self.trains:
-            runtime.take_state()
-            held = runtime.arrays
+            runtime.state.take()
+            held = runtime.state.arrays
 
         def run(batches: Iterator, count: int) -> np.ndarray:
             with runtime.devices.peer_failures(f" in the middle of {'a step' if self.trains else 'an evaluation'}"):
@@ -319,7 +195,7 @@ class PjrtLoop(_OnDevices):
         return run
 
     def _run(self, held: dict[str, Any], batches: Iterator, count: int) -> np.ndarray:
-        runtime, program, state = self.runtime, cast(Program, None), State()
+        runtime, program, state = self.runtime, cast(Program, None), Arrays()
         rows, put, of_rows = list[Any](), deque[tuple[Program, dict[str, Any]]](), dict[int, Program]()
 
         def sent(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
@@ -337,7 +213,7 @@ class PjrtLoop(_OnDevices):
                 before, (program, batch) = program, put.popleft()
                 if program is not before:
                     held |= zip(before.changed, state[0], strict=True) if state else ()
-                    held |= {} if held else runtime.taken(program)
+                    held |= {} if held else runtime.state.taken(program.variables, program.changed)
                     state = program.state(held)
                 rows.append(program(state, batch))
                 waits.of_step(rows[-1])
@@ -359,25 +235,19 @@ class PjrtRows(_OnDevices):
         super().__init__(runtime, function, of_rows=True)
 
     def begin(self) -> Callable[[Any], Any]:
-        held: dict[int, State] = {}
+        held: dict[int, Arrays] = {}
 
         def answer(parts: Sequence[dict[str, np.ndarray]]) -> Any:
             program = self.program_for(parts)
             with self.runtime.devices.peer_failures(" in the middle of an evaluation"):
                 if id(program) not in held:
-                    held[id(program)] = program.state(self.runtime.taken(program))
+                    held[id(program)] = program.state(self.runtime.state.taken(program.variables, program.changed))
                 found = program(held[id(program)], self.runtime.batch(program.taken_by(parts)))
                 for one in found:
                     device_arrays.wait(one)
                 return tf.nest.pack_sequence_as(program.structure, [jax_devices.whole(one) for one in found])
 
         return answer
-
-
-def spec_of(axis: int | None) -> Any:
-    from jax.sharding import PartitionSpec
-
-    return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, _REPLICA)
 
 
 class Program:
@@ -417,7 +287,7 @@ class Program:
         self.structure, self.graph, self._check, self._on_host = structure, lowered.graph, check, lowered.on_host
         self.variables = [one for one in program.arguments if one.kind == "variable"]
         self.changed = sorted(one.name for one in program.results if one.kind == "variable")
-        self._constants = {name: runtime.everywhere(value) for name, value in lowered.constants.items()}
+        self._constants = {name: runtime.state.everywhere(value) for name, value in lowered.constants.items()}
         axes = {one.name: spec_of(one.axis) for one in program.arguments if one.kind != "batch"}
         self._kept = sorted(axes.keys() - self.changed)
         specs = [[axes[name] for name in names] for names in (self.changed, self._kept)]
@@ -433,19 +303,19 @@ class Program:
 
         mapped = jax.shard_map(
             step,
-            mesh=runtime.mesh,
+            mesh=runtime.state.mesh,
             in_specs=(*specs, spec_of(0)),
             out_specs=(specs[0], spec_of(0 if of_rows else None)),
             check_vma=False,
         )
-        divided = jax.sharding.NamedSharding(runtime.mesh, spec_of(0))
+        divided = jax.sharding.NamedSharding(runtime.state.mesh, spec_of(0))
         self._run = jax.jit(mapped, donate_argnums=0, in_shardings=(None, None, divided))
         self._made: Any = None
         self._options = xla_options(program.stablehlo) if devices.all[0].platform == "gpu" else {}
         if runtime.deterministic:
             self._options["xla_gpu_deterministic_ops"] = True
 
-    def state(self, held: Mapping[str, Any]) -> State:
+    def state(self, held: Mapping[str, Any]) -> Arrays:
         """What a call takes of arrays that are held by name."""
         given = {**held, **self._constants}
         return [[given[name] for name in names] for names in (self.changed, self._kept)]
@@ -454,7 +324,7 @@ class Program:
         """Replicas' batches as it takes them."""
         return parts if self._on_host is None else [self._on_host(part) for part in parts]
 
-    def __call__(self, state: State, batch: dict[str, Any]) -> Any:
+    def __call__(self, state: Arrays, batch: dict[str, Any]) -> Any:
         if self._made is None:
             self._made = self._run.lower(*state, batch).compile(self._options or None)
             if self._check is not None:

@@ -78,7 +78,7 @@ def _train(job: TrainingJob, built: session.Session, batches: Iterator, *, is_ch
         "loss_scale": records.loss_scale,
         "finite": records.finite,
     }
-    built.runtime.bring_home()
+    built.runtime.state.bring_home()
     trained = {id(variable) for variable in built.model.trainable_variables}
     state = dict(trainer.state.snapshot()) if is_chief or trainer.state.snapshots_together else {}
     state |= _metrics(built, records)
@@ -107,7 +107,7 @@ def _digests(built: session.Session, steps: dict[str, str]) -> tuple[dict[str, s
     for name, variable in built.trainer.state.variables().items():
         if built.trainer.state.shard_of(variable) is not None:
             continue  # each replica has another part
-        for digests, copy in zip(found, host.copies(variable), strict=True):
+        for digests, copy in zip(found, host.state.copies(variable), strict=True):
             digests[name] = digest(copy.numpy())
     return tuple(found)
 

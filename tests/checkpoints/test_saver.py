@@ -184,7 +184,7 @@ def test_a_checkpoint_of_a_variable_in_the_hosts_memory_takes_none_of_its_own(di
     table.scatter_add(tf.IndexedSlices(tf.ones([2, 32]), tf.constant([0, 999_999])))  # from then on a plain read copies
     store, changed = CheckpointStore(str(directory)), np.ones([32], np.float32)
     with peak_growth() as grown:
-        snapshot = {"table": runtime.read(table)}
+        snapshot = {"table": runtime.state.read(table)}
         store.save(1, snapshot)
     assert grown[0] < table.shape.num_elements() * 4 / 2
     table.scatter_add(tf.IndexedSlices(tf.ones([2, 32]), tf.constant([0, 5])))

@@ -113,7 +113,8 @@ class _Program:
 def trained(machine, batches):
     """The numbers of `STEPS` steps, the last of each being the time that it waited for its batch."""
     devices = SimpleNamespace(peer_failures=lambda _: contextlib.nullcontext())
-    runtime = SimpleNamespace(devices=devices, arrays={"step": 0}, batch=machine.put, take_state=lambda: None)
+    state = SimpleNamespace(arrays={"step": 0}, take=lambda: None)
+    runtime = SimpleNamespace(devices=devices, state=state, batch=machine.put)
     loop = pjrt_runtime.PjrtLoop(runtime, None, Training(microbatches=1, seed=0, clock=lambda: None))
     program = _Program(machine)
     loop.program_for = lambda parts: program

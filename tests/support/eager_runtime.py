@@ -11,17 +11,21 @@ import tensorflow as tf
 from launcher.data.order import ALL_IN
 from launcher.data.pipeline import Shard
 from launcher.runtime.batches import batches_of_host
-from launcher.runtime.tensorflow import TfRuntime, plain
-from launcher.runtime.traits import Held, Traits, Variable
+from launcher.runtime.tensorflow import TfRuntime
+from launcher.runtime.traits import Traits
 from launcher.runtime.workers import Workers
 
 
 class EagerRuntime:
-    traits, num_replicas, first_values, averages, holds = Traits(one_memory=True, on_cpu=True), 1, None, {}, False
+    traits, num_replicas = Traits(one_memory=True, on_cpu=True), 1
 
     def __init__(self) -> None:
         self.host = TfRuntime(tf.distribute.OneDeviceStrategy("CPU:0"))
-        self.workers, self.scope = Workers(np.asarray, 1, are_several=False), self.host.scope
+        self.workers, self.scope, self.state = (
+            Workers(np.asarray, 1, are_several=False),
+            self.host.scope,
+            self.host.state,
+        )
 
     def batches(self, make: Callable[[Shard], tf.data.Dataset], *, left_out: Any = ALL_IN, **about: Any) -> Iterable:
         return batches_of_host(make, Shard(**{"seed": 0, **about}), left_out)
@@ -34,23 +38,6 @@ class EagerRuntime:
 
     def batch_of(self, inputs: Mapping[str, np.ndarray]) -> Any:
         return {name: tf.constant(rows) for name, rows in inputs.items()}
-
-    def hold(self, held: Held) -> None:
-        pass
-
-    def read(self, variable: Variable) -> np.ndarray:
-        return plain(variable).numpy()
-
-    read_part = read
-
-    def write(self, variable: Variable, value: Any) -> None:
-        variable.assign(value(None) if callable(value) else value)
-
-    def take_state(self) -> None:
-        pass
-
-    def bring_home(self, but: Iterable[Variable] = ()) -> None:
-        pass
 
 
 class EagerLoop:

@@ -24,7 +24,7 @@ def main(recipe: str, replicas: str, steps: str, out: str, batches: str, *params
     trainer = session.build(plan).trainer
     records = trainer.train(given(batches, int(replicas)) if batches else trainer.batches(plan.data), int(steps))
     found = {f"report/{name}": getattr(records, name) for name in REPORTED}
-    for name, value in trainer.runtime.arrays.items():
+    for name, value in trainer.runtime.state.arrays.items():
         for replica, shard in enumerate(value.addressable_shards):
             found[f"state/{replica}/{name}"] = np.asarray(shard.data)
     np.savez(out, **found)

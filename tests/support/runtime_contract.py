@@ -67,7 +67,7 @@ def seen(made: session.Session) -> dict[str, np.ndarray]:
     assert trainer.step == STEPS and (first.input_wait_seconds >= 0).all()
 
     made.evaluator.needs_variables(last=True)
-    runtime.take_state()  # where it has devices of its own; `read` answers all the same
+    runtime.state.take()  # where it has devices of its own; `read` answers all the same
     assert_same(state.snapshot(), trained)
     with state.averaged():
         found["averaged"] = np.array(made.evaluator.evaluate()["loss"])
@@ -80,11 +80,11 @@ def seen(made: session.Session) -> dict[str, np.ndarray]:
     np.testing.assert_array_equal(answered["row"], rows[:, 0])  # of all replicas, in their order
     found["answered"] = answered["said"]
 
-    runtime.bring_home()
+    runtime.state.bring_home()
     kernel = made.model.trainable_variables[0]
-    np.testing.assert_array_equal(kernel.numpy(), runtime.read(kernel))
-    runtime.write(kernel, 2 * kernel.numpy())
-    np.testing.assert_array_equal(runtime.read(kernel), kernel.numpy())
+    np.testing.assert_array_equal(kernel.numpy(), runtime.state.read(kernel))
+    runtime.state.write(kernel, 2 * kernel.numpy())
+    np.testing.assert_array_equal(runtime.state.read(kernel), kernel.numpy())
     state.restore(begun)
     assert_same(state.snapshot(), begun)
     again = trainer.train(trainer.batches(made.plan.data), STEPS)

@@ -251,7 +251,7 @@ class KerasCallbacks(Action):
     ) -> None:
         # They may look at the model, and change it. All workers bring it home together, whoever of them calls.
         if among is None or self._every_step:
-            self._trainer.runtime.bring_home()
+            self._trainer.runtime.state.bring_home()
         for callback in self._here if among is None else among:
             try:
                 getattr(callback, name)(*arguments, **named)

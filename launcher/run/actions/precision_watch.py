@@ -80,7 +80,7 @@ class Watch:
     def sample(self, batch: Batch) -> Sample:
         """Looks at a batch; all workers call this after the same step. TrainingError without memory for the pass."""
         trainer = self._trainer
-        trainer.runtime.bring_home()
+        trainer.runtime.state.bring_home()
         try:
             with self._pass.taps.installed():
                 counts, maxima = trainer.runtime.host.call(self._in_replica, batch)

@@ -159,7 +159,7 @@ def settle(
     if not changes:
         return then["why"], of_data, {}
     rates = trainer.state.variables().items() if any("learning_rate:" in change for change in note) else ()
-    own = {name: trainer.runtime.read(variable) for name, variable in rates if name.endswith("/learning_rate")}
+    own = {name: trainer.runtime.state.read(variable) for name, variable in rates if name.endswith("/learning_rate")}
     return f"{what}, and what it is now counts from here on: {shorten(changes)}", of_data, own
 
 

@@ -131,7 +131,8 @@ def _never_learn(trainer: Trainer, given: Mapping[int, np.ndarray]) -> tuple[str
             second = vars(layer).get(f"{name[:-1]}b") if re.fullmatch(r"lora_\w+_a", name) else None
             if second is None or not first.trainable:
                 continue
-            values = (given[id(one)] if id(one) in given else trainer.runtime.read(one) for one in (second, first))
+            read = trainer.runtime.state.read
+            values = (given[id(one)] if id(one) in given else read(one) for one in (second, first))
             dead += [] if any(map(np.any, values)) else [(layer.path, name)]
     if not dead:
         return ()
