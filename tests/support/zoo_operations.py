@@ -100,7 +100,17 @@ def _in_while(x: Any, w: Any) -> Any:
 
 
 def _until_small(x: Any, w: Any) -> Any:
-    return K.while_loop(lambda one: K.sum(K.abs(one)) > 1.0, lambda one: (one / 2 + 0 * one @ w,), (x,))[0]
+    def is_large(one: Any) -> Any:
+        return K.sum(K.abs(one), 1, keepdims=True) > 1.0
+
+    def halved(one: Any) -> Any:
+        return (K.where(is_large(one), one / 2 + 0 * one @ w, one),)
+
+    return K.while_loop(lambda one: K.any(is_large(one)), halved, (x,))[0]
+
+
+def _ragged(x: Any) -> Any:
+    return tf.RaggedTensor.from_row_splits(x, [0, 32, 64])
 
 
 def _ctc(x: Any, w: Any) -> Any:
@@ -232,8 +242,8 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "print": lambda x, w: (tf.print(tf.reduce_sum(x), output_stream="file:///dev/null"), x)[1],
         "strings": lambda x, w: x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32),
         "check": lambda x, w: tf.debugging.check_numerics(x, "no number"),
-        "ragged": lambda x, w: x + tf.reduce_sum(tf.RaggedTensor.from_row_splits(x[0], [0, 32, 64]).to_tensor()),
-        "boolean_mask": lambda x, w: x + tf.reduce_sum(tf.boolean_mask(x, x > 0)) / 1000,
+        "ragged": lambda x, w: x + tf.reduce_sum(_ragged(tf.transpose(x)).to_tensor(), (0, 1))[:, None],
+        "boolean_mask": lambda x, w: tf.scatter_nd(tf.where(x > 0), tf.boolean_mask(x, x > 0), tf.shape(x, "int64")),
         "sparse": lambda x, w: x + tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.round(x)), w.value),
         "while of unknown length": _until_small,
     }
