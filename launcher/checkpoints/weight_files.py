@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -211,21 +212,30 @@ def write_safetensors(path: str, arrays: Mapping[str, Callable[[], np.ndarray]])
             file.write(np.ascontiguousarray(make()).tobytes())
 
 
-def merged(path: str) -> str:
-    """What a person should know of a `.keras` file: the layers whose LoRA matrices Keras has merged into kernels."""
+def told(path: str) -> tuple[list[tuple[str, dict[str, Any]]], str]:
+    """Layers, and whatever else a `.keras` file has a config of, each by its class, and the words that some learned.
 
-    def found(config: Any) -> Iterator[str]:
-        if isinstance(config, dict) and config.get("lora_rank"):
-            yield str(config.get("name"))
+    The text is for a person: layers whose LoRA matrices Keras has merged into kernels, or why nothing is read.
+    """
+
+    def found(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(config, dict) and isinstance(config.get("config"), dict):
+            yield str(config.get("class_name")), config["config"]
         parts = config.values() if isinstance(config, dict) else config if isinstance(config, list) else ()
         for part in parts:
             yield from found(part)
 
     if not path.endswith(".keras"):
-        return ""
+        return [], ""
     with _local(path) as local, open(local, "rb") as file, open_zip(file) as archive:
         try:
             layers = [*found(json.loads(archive.read("config.json")))]
+            for name in archive.namelist():
+                *_, layer, last = ["", *name.split("/")]  # of a class's name and a number
+                if last == "vocabulary.txt":
+                    kind = re.sub(r"_\d+$", "", layer).title().replace("_", "")
+                    layers.append((kind, {"vocabulary": archive.read(name).decode().split("\n")}))
         except (KeyError, ValueError, RecursionError) as error:
-            return f"its config.json is not read ({error})"
-    return f"LoRA's matrices are merged into the kernels there: {', '.join(layers)}" if layers else ""
+            return [], f"its config.json is not read ({error})"
+    merged = ", ".join(str(config.get("name")) for _, config in layers if config.get("lora_rank"))
+    return layers, f"LoRA's matrices are merged into the kernels there: {merged}" if merged else ""

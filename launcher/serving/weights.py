@@ -15,7 +15,7 @@ from launcher.machine.array_parts import Source, value_of
 from launcher.run import session
 from launcher.run.plan import RunPlan
 from launcher.run.start import assets
-from launcher.step.state import AVERAGES, MODEL, average_of, weight_names
+from launcher.step.state import AVERAGES, MODEL, average_of, refresh, weight_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ def put(model: keras.Model, arrays: Mapping[str, Source]) -> None:
     variables = weight_names(model)
     for name, source in arrays.items():
         variables[name].assign(source(None))
+    refresh(model)
 
 
 @contextlib.contextmanager

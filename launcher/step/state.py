@@ -13,6 +13,7 @@ from launcher.optimizers.weight_shards import WeightShard, of_model
 from launcher.runtime import Runtime, Variable, initial_values
 from launcher.runtime.tensorflow import plain
 from launcher.step import precision
+from launcher.step.layers import layers_of
 from launcher.step.step_config import StepParts
 from launcher.tasks.keras_private import as_if_first, rnn_states
 
@@ -194,6 +195,13 @@ class State:
         held.bring_home(but=[variables[name] for name in state])
         for name, value in state.items():
             held.write(variables[name], value)
+        refresh(self.model)
+
+
+def refresh(model: keras.Model) -> None:
+    """Has a model compute by weights that it has been given: a Normalization goes by constants made of them."""
+    for layer in layers_of(model, keras.layers.Normalization):
+        layer.finalize_state()
 
 
 def weight_names(model: keras.Model) -> dict[str, keras.Variable]:

@@ -414,7 +414,9 @@ class KerasTask(Task):
         part = tf.math.multiply_no_nan  # a replica without rows has no part of a loss that is not finite
         loss = part(total, weight)
         if gathers:  # the gradient through the replica's own rows alone is to be summed, not averaged by their number
-            loss = tf.custom_gradient(lambda one: (part(one, weight), lambda upstream: upstream * num_everywhere))(total)
+            loss = tf.custom_gradient(lambda one: (part(one, weight), lambda upstream: upstream * num_everywhere))(
+                total
+            )
         is_first, num_rows, has_rows, zero = True, num_real, num_real > 0, tf.zeros([])
         if context is not None and takes_whole_batches:
             whole, logs = keras_metrics.updated(model, initial, parts)

@@ -19,13 +19,16 @@ from cases import repeated_but
 from places import SMALL_DIGITS
 from small_run import GivenTask, assert_replicas_equal, build, train
 
+import launcher
 from launcher import main
 from launcher.checkpoints import CheckpointStore, weight_files
 from launcher.config import gin_bindings
 from launcher.errors import UsageError
 from launcher.models.mlp import mlp
 from launcher.optimizers import Optimizer
-from launcher.run.start import starting_point
+from launcher.run.start import start_weights, starting_point
+from launcher.run.start.start_weights import StartFrom
+from launcher.serving import weights
 
 pytestmark = pytest.mark.slow
 
@@ -152,6 +155,58 @@ def test_a_head_of_another_width_is_refused_until_it_is_allowed(kind, tmp_path):
     assert made.model.get_layer("head").kernel.shape == (4, 5)
     np.testing.assert_array_equal(made.model.get_layer("base")(X[0]), source.get_layer("base")(X[0]))
     assert "as initialised\thead/kernel" in found.listing
+
+
+def of_words(words="abc", boundaries=(0.5,), mean=1.0, given=False):
+    inputs = {"word": keras.Input((1,), dtype="string", name="word"), "size": keras.Input((1,), name="size")}
+    look_up = keras.layers.StringLookup(name="words", vocabulary=list(words) if given else None)
+    if not given:
+        look_up.adapt(np.array([word for count, word in enumerate(words[::-1], 1) for _ in range(count)]))
+    split = keras.layers.Discretization(list(boundaries), output_mode="one_hot", name="split")
+    scaled = keras.layers.Normalization(mean=mean, variance=1.0, axis=None, name="scaled")(inputs["size"])
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(4, 2, name="table")(look_up(inputs["word"])))
+    x = keras.layers.Concatenate()([embedded, split(inputs["size"]), scaled])
+    model = keras.Model(inputs, keras.layers.Dense(1, name="head")(x))
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_words_boundaries_and_means_that_are_others_are_refused_by_their_layers_name(tmp_path):
+    folder, y = str(tmp_path / "run"), np.ones((4, 1), np.float32)
+    x = {"word": np.array([["a"], ["b"], ["c"], ["a"]], object), "size": np.arange(4, dtype=np.float32)[:, None]}
+    settings = {"batch_size": 4, "model_dir": folder}
+    launcher.fit(of_words, x, y, **settings)
+    for path in (folder, f"{folder}/model.keras"):
+        for given in (True, False):
+            assert start_weights.read(StartFrom(path=path), of_words(given=given), None).weights
+        for name, changed in (
+            (r"words/vocabulary is \['c', 'b', 'a'\]", {"words": "cba"}),
+            (r"split/bin_boundaries is \[2\], and was \[0.5\]", {"boundaries": (2.0,)}),
+            ("scaled/mean is 3, and was 1", {"mean": 3.0}),
+        ):
+            with pytest.raises(UsageError, match=name):
+                start_weights.read(StartFrom(path=path), of_words(**changed), None)
+        allowed = StartFrom(path=path, allow_missing=("words/vocabulary",))
+        assert start_weights.read(allowed, of_words("cba"), None).weights
+    with pytest.raises(UsageError, match=r"StringLookup 1.vocabulary: \['a', 'b', 'c'\] then, \['c', 'b', 'a'\] now"):
+        launcher.fit(lambda: of_words("cba"), x, y, **settings)
+
+
+def normalized(adapted=True):
+    normalization = keras.layers.Normalization(name="scaled")
+    if adapted:
+        normalization.adapt(np.array([[5.0, 1, 2], [7, 5, 2.5]]))
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, keras.layers.Dense(2, name="head")(normalization(inputs)))
+
+
+def test_a_normalization_computes_by_the_mean_that_it_was_given_with_the_weights(tmp_path):
+    path, source = saved("_model_dir", tmp_path, normalized)
+    made, _ = started(path, lambda: normalized(adapted=False), replicas=2)
+    np.testing.assert_allclose(outputs(made.model), outputs(source), rtol=1e-6)
+    model = normalized(adapted=False)
+    weights.put(model, weights.read(CheckpointStore(f"{path}/checkpoints"), 4, model, averaged=False).arrays)
+    np.testing.assert_allclose(outputs(model), outputs(source), rtol=1e-6)
 
 
 def test_names_on_both_sides_are_listed_with_the_nearest(tmp_path):

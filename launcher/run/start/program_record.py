@@ -5,7 +5,6 @@ asked for. One of "note" takes effect from here on. What changes no result is in
 microbatches, the engine, when something is logged, evaluated or saved. Other versions tell a program in other words.
 """
 
-import collections
 import contextlib
 import itertools
 import os
@@ -27,7 +26,7 @@ from launcher.errors import UsageError
 from launcher.run.plan import RunPlan
 from launcher.run.recipe import Checkpoints
 from launcher.run.start.starting_point import FromChief
-from launcher.run.start.value_text import settings_of, text_of
+from launcher.run.start.value_text import of_layers, settings_of, text_of
 from launcher.step.layers import layers_of
 from launcher.step.trainer import Trainer
 from launcher.tasks import keras_private
@@ -107,16 +106,13 @@ def _items(plan: RunPlan, trainer: Trainer) -> Iterator[tuple[str, bool, Any]]:
     for kind in (metric if hasattr(metric, "__name__") else type(metric) for metric in metrics):
         if "{code" in text_of(kind):
             yield f"metric.{kind.__name__}", False, kind
-    counts: collections.Counter[str] = collections.Counter()  # names of layers are counted in each process
-    for layer in layers_of(model):
-        kind = type(layer).__name__
-        counts[kind] += 1
+    for kind, layer, settings in of_layers(model):
         inside = dict | keras.layers.Layer  # of which the layers that it has tell
-        settings = {name: setting for name, setting in settings_of(layer).items() if not isinstance(setting, inside)}
+        settings = {name: setting for name, setting in settings.items() if not isinstance(setting, inside)}
         own_policy = layer.dtype_policy.name if layer.dtype_policy.name != plan.policy else None
         settings |= {"trainable": layer.trainable, "policy": own_policy}
         for name, value in {"": type(layer), **{f".{name}": value for name, value in settings.items()}}.items():
-            yield f"{kind} {counts[kind]}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
+            yield f"{kind}{name}", name == ".policy" or bool(_REGULARISES.search(kind)), value
     yield "model.calls", False, [keras_private.calls_of(layer) for layer in layers_of(model)]
     for number, optimizer in enumerate((part.keras_optimizer for part in trainer.optimizer.parts), 1):
         yield f"optimizer {number}", False, type(optimizer)

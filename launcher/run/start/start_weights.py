@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from launcher.checkpoints import CheckpointStore, weight_files
+from launcher.checkpoints import PROGRAM, CheckpointStore, weight_files
 from launcher.checkpoints.weight_files import Stored
 from launcher.config.bound_types import check_value, checked_patterns, one_of
 from launcher.errors import UsageError
@@ -34,6 +35,7 @@ from launcher.run.start.start_comparison import (
     pair,
     told,
 )
+from launcher.run.start.value_text import of_layers, text_of
 from launcher.step import layers
 from launcher.step.layers import Placed, owners, walk
 from launcher.step.state import unique_name
@@ -42,6 +44,11 @@ WHICH = ("best", "last")
 LISTING = "started_from.txt"
 OPTIMIZER = "optimizer/"
 _MODEL, _AVERAGE = "model/", "ema/"
+# Settings of layers without which weights behind them mean something else.
+_MEANING = re.compile(
+    r"(\w+Lookup|TextVectorization)\.(vocabulary|num_oov_indices|mask_token)|Hash\w+\.(num_bins|salt)"
+    r"|Discretization\.bin_boundaries|Normalization\.(mean|variance)"
+)
 
 
 @gin.configurable
@@ -92,12 +99,16 @@ class Start(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A source of weights: its name for people, and its arrays. Files of Keras number a layer's weights."""
+    """A source of weights: its name for people, its arrays, and texts of its layers' settings. Files of Keras number a
+    layer's weights.
+    """
 
     text: str
     numbered: bool
     weights: list[Stored]
     slots: list[Stored]
+    settings: list[tuple[str, str]]
+    note: str = ""
 
 
 def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) -> Start:
@@ -119,16 +130,18 @@ def read(start: StartFrom, model: keras.Model, slots: Mapping[str, Any] | None) 
     if start.optimizer and slots is not None:
         by_name = {name: Own(variable, (name,), (), name) for name, variable in slots.items()}
         matches += compare([*by_name.values()], source.slots, {(): ()})
-    check(matches, allowed, source.text, source.slots)
+    settings = list(_settings(model))
+    check(
+        matches, allowed, source.text, [*source.slots, *(Stored(name, (), name, np.zeros(0)) for name, *_ in settings)]
+    )
+    _check_settings(settings, source, allowed)
     taken = {id(match.own.variable): match.value for match in matches if match.own and match.value is not None}
     slots_taken = {name: taken.pop(id(slot.variable)) for name, slot in by_name.items() if id(slot.variable) in taken}
     note, listing = told(matches, source.text)
     if by_order:
         shown = [f"{'/'.join(pairs[chain])} as {'/'.join(chain)}" for chain in by_order]
         note += f"; {len(by_order)} layers by their order, as Keras numbered them otherwise: {first(shown)}"
-    assert start.path is not None
-    if source.numbered and (merged := weight_files.merged(start.path)):
-        note += f"; {merged}"
+    note += source.note and f"; {source.note}"
     return Start(taken, slots_taken, note, listing)
 
 
@@ -145,7 +158,14 @@ def write_listing(model_dir: str, listing: str) -> None:
 def _read(start: StartFrom) -> _Source:
     assert start.path is not None
     if not tf.io.gfile.isdir(start.path):
-        return _Source(start.path, not start.path.endswith(".safetensors"), weight_files.read(start.path), [])
+        weights, (layers, note) = weight_files.read(start.path), weight_files.told(start.path)
+        told = [(f"{kind}.{name}", value) for kind, config in layers for name, value in config.items()]
+        texts = [
+            (name, text_of([*map(str, value)] if name.endswith("vocabulary") else value))
+            for name, value in told
+            if _MEANING.fullmatch(name) and (isinstance(value, list) or not name.endswith("vocabulary"))
+        ]
+        return _Source(start.path, not start.path.endswith(".safetensors"), weights, [], texts, note)
     store = CheckpointStore(os.path.join(start.path, "checkpoints"), is_chief=False)
     best = store.best() if start.which == "best" else None
     step = best if best is not None else store.latest()
@@ -161,7 +181,33 @@ def _read(start: StartFrom) -> _Source:
     slots = [Stored(n, (), n, a) for n, a in arrays.items() if n.startswith(OPTIMIZER)]
     which = "the best" if step == best else "the last"
     average = ", averaged" if averages and start.averaged else ""
-    return _Source(f"{start.path} (step {step}, {which}{average})", False, weights, slots)
+    program = (store.manifest(step).get("run") or {}).get(PROGRAM) or {"stop": {}}
+    settings = [(re.sub(r" \d+\.", ".", name), text) for name, text in program["stop"].items()]
+    return _Source(f"{start.path} (step {step}, {which}{average})", False, weights, slots, settings)
+
+
+def _settings(model: keras.Model) -> Iterator[tuple[str, str, set[str]]]:
+    """Settings that weights have their meaning from: layer and name, class and name, and the texts that it may have."""
+    for kind, layer, settings in of_layers(model):
+        for name, value in settings.items():
+            if _MEANING.fullmatch(setting := f"{kind.split()[0]}.{name}"):
+                texts = {text_of(value)}
+                if name == "vocabulary":  # Keras takes one with what stands for unknown words in front, too
+                    texts.add(text_of([*map(str, layer.get_vocabulary())]))
+                yield f"{layer.name}/{name}", setting, texts
+
+
+def _check_settings(settings: list[tuple[str, str, set[str]]], source: _Source, allowed: Sequence[str]) -> None:
+    """Raises UsageError for a setting of which the source has another value, and none of its layers has this one."""
+    used = {(setting, text) for _, setting, texts in settings for text in texts}
+    for name, setting, texts in settings:
+        others = [text for key, text in source.settings if key == setting and (key, text) not in used]
+        if others and not any((setting, text) in source.settings for text in texts) and not is_allowed(allowed, [name]):
+            raise UsageError(
+                f"{BINDING}: the weights of {source.text} mean something else here: {name} is {min(texts, key=len)}, "
+                f"and was {others[0]} there. Give the layer what it had there; or take the weights all the same, by "
+                f"{ALLOW} = ({name!r},)"
+            )
 
 
 def _of_model(model: keras.Model, *, numbered: bool) -> tuple[list[Own], list[Layer]]:

@@ -5,6 +5,7 @@ the functions, classes and plain values that they refer to; code of libraries by
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import dis
@@ -24,6 +25,7 @@ import tensorflow as tf
 from launcher.config.gin_bindings import MACRO
 from launcher.config.gin_private import internals
 from launcher.errors.user_code import Place
+from launcher.step.layers import layers_of
 
 # By these, code changes what it refers to, whose contents are no part of the program then.
 _CHANGES = ("append", "add", "extend", "insert", "update", "setdefault", "pop")
@@ -49,10 +51,20 @@ def settings_of(value: Any) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # of a user's class
         names += inspect.signature(type(value)).parameters
         config |= value.get_config()
+        config["vocabulary"] = [*map(str, value.get_vocabulary(include_special_tokens=False))]  # learned ones, too
     kept = {name: held.get(name, held.get(f"_{name}")) for name in (*names, *config)}
     # A function or an object tells more than its name in a config.
     told = {name: setting if callable(setting) else config.get(name, setting) for name, setting in kept.items()}
     return {name: setting for name, setting in told.items() if name not in _NOT_TOLD}
+
+
+def of_layers(model: keras.Model) -> Iterator[tuple[str, keras.layers.Layer, dict[str, Any]]]:
+    """Layers, each with its class and its number among those of its class, as names are counted in each process."""
+    counts: collections.Counter[str] = collections.Counter()
+    for layer in layers_of(model):
+        kind = type(layer).__name__
+        counts[kind] += 1
+        yield f"{kind} {counts[kind]}", layer, settings_of(layer)
 
 
 def is_own(value: Any) -> bool:
