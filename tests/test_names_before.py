@@ -9,12 +9,16 @@ import shutil
 
 import keras
 import numpy as np
+import pytest
 from packaging.version import Version
 from places import ROOT
 
 import launcher
 from launcher.config import gin_files, old_bindings
-from launcher.errors import deprecation
+from launcher.errors import UsageError, deprecation
+from launcher.run.programs import GROUPS
+from launcher.run.recipe import Checkpoints
+from launcher.step.clipping import Clipping
 
 # As the version before the names wrote them: a recipe and step 2 of its run; another one and its sweep, of which the
 # second trial was interrupted after step 2. The metrics are those of all four steps.
@@ -137,6 +141,24 @@ def test_a_program_of_the_first_version_goes_on_with_its_settings(run_launcher, 
     assert done.returncode == 0, done.stderr
     expected = keras.saving.load_model(FIRST / "fit" / "model.keras").predict(rows, verbose=0)
     np.testing.assert_allclose(np.load(tmp_path / "answers.npy"), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"keep_checkpoints": 1, "checkpoints": {"keep": 2}},
+        {"checkpoints": Checkpoints(keep=2), "keep_checkpoints": 1},
+        {"clip_global_norm": 1.0, "clipping": Clipping(value=1.0)},
+        {"reduce_dtype": "float32", "wire_dtype": "float16"},
+    ],
+)
+def test_a_setting_of_fit_by_its_old_name_beside_its_new_one_is_refused_and_none_is_lost(settings):
+    for given in (settings, dict(reversed(settings.items()))):
+        with pytest.raises(UsageError, match=f"fit: ({'|'.join(settings)}) and .* are given, and say the same"):
+            launcher.fit(lambda: None, [0], [0], **given)
+    both = {"keep_checkpoints": 1, "checkpoints": {"every_minutes": 2}}
+    for given in (both, dict(reversed(both.items()))):
+        assert old_bindings.of_fit(given, GROUPS) == {"checkpoints": {"keep": 1, "every_minutes": 2}}
 
 
 def test_models_of_the_first_version_are_loaded_from_their_file_and_from_a_config_of_its_names():

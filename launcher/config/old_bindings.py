@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import deprecation
+from launcher.errors import UsageError, deprecation
 
 _TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 
@@ -39,10 +39,13 @@ def of_fit(settings: dict[str, Any], groups: dict[str, Any]) -> dict[str, Any]:
         group, _, name = now.partition(".")
         if now != f"train.{old}":
             deprecation.tell(old, f"{name!r} in {names[group]}" if group in names else name)
-        if group in names:
-            made[names[group]] = {**made.get(names[group], {}), name: value}
-        elif name in made and isinstance(value, dict):
-            made[name] = {**made[name], **value}
+        key, given = (names[group], {name: value}) if group in names else (name, value)
+        if key not in made:
+            made[key] = given
+        elif isinstance(given, dict) and isinstance(made[key], dict) and not made[key].keys() & given.keys():
+            made[key] = {**made[key], **given}
         else:
-            made[name] = value
+            raise UsageError(
+                f"fit: {old} and {key} are given, and say the same: leave out the one of them that is not to hold"
+            )
     return made
