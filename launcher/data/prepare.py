@@ -22,12 +22,13 @@ import traceback
 import urllib.error
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.data import catalog, tfds
 from launcher.errors import EXIT_DONE, EXIT_FAILED, LauncherError, PeerError, UsageError, nearest
-from launcher.machine import installation
+from launcher.machine import installation, ports
 
 _PROBE_SECONDS = 8.0
 
@@ -198,12 +199,13 @@ def _probe(url: str) -> str | None:
     import requests  # TFDS downloads with it
 
     try:
-        answer = requests.head(url, timeout=_PROBE_SECONDS, allow_redirects=True)
+        asked = ports.beside(requests.head, url, timeout=_PROBE_SECONDS, allow_redirects=True)
+        answer = asked.result(2 * _PROBE_SECONDS)
         # A server that only refuses to be asked this way may still give the file.
         if answer.status_code not in (405, 501):
             answer.raise_for_status()
-    except requests.RequestException as error:
-        return str(error)
+    except (requests.RequestException, futures.TimeoutError) as error:
+        return str(error) or "no name server answers"
     return None
 
 

@@ -46,8 +46,8 @@ _TOGETHER = (
 )
 _FIXES = {
     REFUSED: f"the host is there and nothing listens on that port: {_TOGETHER}",
-    TIMED_OUT: "a firewall drops what is sent there, or the host is down or has another address: open the port between "
-    "the workers (security group, network policy), and look at the address",
+    TIMED_OUT: "a firewall drops what is sent there, or the host is down or has another address, or no name server "
+    "answers: open the port between the workers (security group, network policy), and look at the address",
     NOT_RESOLVED: "no such name here: look at its spelling, at /etc/hosts and DNS; on Kubernetes, the headless Service "
     "must publish addresses that are not ready",
     UNREACHABLE: "there is no way to that address: look at routes, network interfaces and the address",
@@ -114,6 +114,12 @@ def exchange(cluster: Cluster, *, facts: Mapping[str, str], wait_seconds: float)
 async def _exchange(cluster: Cluster, facts: Mapping[str, str], wait_seconds: float) -> Exchange:
     content = {"protocol": _PROTOCOL, "index": cluster.index, "workers": cluster.workers, "facts": dict(facts)}
     deadline = time.monotonic() + wait_seconds
+
+    async def look_up(*asked: Any, **of: Any) -> Any:
+        return await asyncio.wrap_future(ports.beside(socket.getaddrinfo, *asked, **of))
+
+    # Else asyncio.run waits at its end for name servers, whatever became of the call.
+    asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
     not_heard, all_heard = {*range(cluster.num_workers)} - {cluster.index}, asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:

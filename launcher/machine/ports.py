@@ -7,7 +7,10 @@ import contextlib
 import ipaddress
 import random
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from launcher.errors import UsageError, listed
 
@@ -53,6 +56,21 @@ def call(address: str, seconds: float) -> socket.socket:
       UnicodeError: the name is none.
     """
     return socket.create_connection(parts_of(address), seconds)
+
+
+def beside(function: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
+    """What a function returns, in a thread that nobody waits for: to look a name up may take minutes, untimed."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # so that nothing can come before its result
+
+    def run() -> None:
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def public_address_notes(workers: Sequence[str]) -> list[str]:

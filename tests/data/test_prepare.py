@@ -3,7 +3,9 @@ from __future__ import annotations
 import gzip
 import http.server
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import name_server
 import numpy as np
 import pytest
 from assembled import global_batches
@@ -131,6 +133,13 @@ def test_a_server_is_asked_before_tfds_tries_for_minutes():
             server.shutdown()
             thread.join()
     assert "refused" in prepare_module._probe(f"{url}/there")
+
+
+def test_a_name_server_that_never_answers_holds_nobody(monkeypatch):
+    monkeypatch.setattr(prepare_module, "_PROBE_SECONDS", 0.1)
+    with ThreadPoolExecutor(1) as pool, name_server.silent("elsewhere") as asked:
+        assert pool.submit(prepare_module._probe, "http://elsewhere/there").result(60) == "no name server answers"
+        assert asked.is_set()
 
 
 # ------------------------------------------------------------------------------------------------- the command itself

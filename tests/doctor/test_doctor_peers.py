@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import name_server
 import pytest
 
 from launcher.doctor import peer_exchange
@@ -140,6 +141,15 @@ def test_a_closed_port_a_silent_one_and_a_name_that_is_none_are_told_apart(addre
     assert "no such name" in said["not resolved"].fix
     assert "nothing listens" in said["refused"].fix
     assert {one.exit_code for one in said.values()} == {75}
+
+
+def test_a_name_server_that_never_answers_holds_nobody(addresses):
+    (own,) = addresses(1)
+    with ThreadPoolExecutor(1) as pool, name_server.silent("elsewhere") as asked:
+        found = pool.submit(ask, [own, "elsewhere:2222"]).result(60)
+        assert asked.is_set()
+    assert [peer.state for peer in found.peers] == ["answered", "timed out"]
+    assert "no name server answers" in fails(found)[0].fix
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1, 2]\n", b"\x00\x00\x12\x04\x00\n"])
