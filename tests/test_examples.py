@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cases import repeated_but
-from places import ROOT
+from places import PYTHONPATH, ROOT
 
 from launcher.reporting.metrics_file import read_events
 
@@ -78,6 +75,7 @@ for weight, by_hand in zip(run.model.get_weights(), hand.model.get_weights()):
 """
 
 
-def test_the_step_by_hand_is_the_step_that_trains_bit_for_bit_also_after_overflows(tmp_path):
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "examples")])}
-    subprocess.run([sys.executable, "-c", STEP_BY_HAND], cwd=tmp_path, env=environ, check=True)
+def test_the_step_by_hand_is_the_step_that_trains_bit_for_bit_also_after_overflows(run_launcher, tmp_path):
+    (tmp_path / "program.py").write_text(STEP_BY_HAND)
+    done = run_launcher(module="program", env={"PYTHONPATH": f"{PYTHONPATH}:{ROOT}/examples"}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -184,7 +184,7 @@ def test_checkpoints_that_cannot_be_read_are_a_retry_and_when_none_is_whole_noth
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    command = ["launcher", "--gin_file=resnet_cpu.gin", "--model_dir=out", "--mode=train", *SMALL]
+    command = ["launcher", "--model_dir=out", "--mode=train", *SMALL]
     assert entry.main(command) == 0
     metrics = Path("out/metrics.jsonl").read_bytes()
     manifest = Path("out/checkpoints/step_00000002/manifest.json")

@@ -82,7 +82,7 @@ def test_old_names_in_a_program_are_the_same_modules(run_launcher, tmp_path):
         "except ModuleNotFoundError as error:\n"
         "    print(error)\n"
     )
-    done = run_launcher(module="program", fresh=True)
+    done = run_launcher(module="program")
     assert (done.returncode, done.stdout) == (0, "No module named 'models.none'\n"), done.stderr
 
 

@@ -46,8 +46,8 @@ def assert_same_run(losses, state, expected):
     [
         pytest.param(2, 1, marks=pytest.mark.nightly),
         pytest.param(4, 1, marks=pytest.mark.nightly),
-        (2, 2),
-        pytest.param(1, 4, marks=pytest.mark.nightly),
+        pytest.param(2, 2, marks=pytest.mark.nightly),  # of each step: step/test_train_step.py
+        pytest.param(1, 4, marks=pytest.mark.nightly),  # and of a run, also on workers: test_elastic_resume.py
     ],
 )
 def test_every_topology_trains_to_the_weights_of_one_replica(one_replica, replicas, microbatches):
@@ -76,7 +76,7 @@ def replica_copies(variable: keras.Variable):
     [
         pytest.param("float32", marks=pytest.mark.nightly),
         pytest.param("mixed_bfloat16", marks=pytest.mark.nightly),
-        "mixed_float16",
+        pytest.param("mixed_float16", marks=pytest.mark.nightly),  # step/test_train_step_state.py
     ],
 )
 def test_replicas_of_a_run_stay_bitwise_equal_in_every_policy(policy):

@@ -277,7 +277,8 @@ def test_a_mixed_example_is_made_of_two_of_its_epoch_each_augmented_as_where_it_
         np.testing.assert_allclose(joined(mixed, "mix"), own.mean(axis=(1, 2)), atol=1e-7)
 
 
-@pytest.mark.parametrize(("hosts", "replicas"), repeated_but([(2, 2)], TOPOLOGIES))
+@pytest.mark.nightly  # the next test has a topology, too
+@pytest.mark.parametrize(("hosts", "replicas"), TOPOLOGIES)
 def test_every_topology_sees_the_same_mixed_batches(undisturbed, hosts, replicas):
     batches = global_batches(_data().train_batches, hosts=hosts, replicas=replicas, batch=BATCH, steps=STEPS)
     assert_same(batches, undisturbed)

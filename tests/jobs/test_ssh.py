@@ -241,6 +241,7 @@ def test_a_signal_while_hosts_are_tried_ends_the_job(launch_on, hosts, tmp_path,
     assert_nothing_left(job, tmp_path)
 
 
+@pytest.mark.nightly  # test_ssh_elastic.py: too few are left
 def test_a_host_that_does_not_come_back_ends_the_job_after_the_allowed_restarts(launch_on, tmp_path):
     job, servers = launch_on([A, B], "--connect_timeout=1", "--max_restarts=1", faults=hanging(2))
     wait_for_training(job, 2)

@@ -245,6 +245,7 @@ def test_the_strategy_built_has_the_planned_replicas_and_sums_over_them(requeste
     assert [float(value) for value in total()] == [expected] * decided.num_replicas
 
 
+@pytest.mark.nightly  # test_keras_defects.py: workers of ours skip together
 # Two real processes on loopback, a chief and a worker, and an update that one worker's gradient decides about.
 @pytest.mark.heavy
 def test_two_workers_take_and_skip_updates_together_with_the_ranks_of_the_cluster(free_ports, start_launcher):

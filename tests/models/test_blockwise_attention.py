@@ -108,7 +108,7 @@ def cases(draw):
     return blocks, groups, shared, draw(st.sampled_from(sorted(TOLERANCES))), draw(st.integers(0, 99))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(case=cases())
 def test_outputs_and_gradients_equal_numpy(case):
     blocks, groups, shared, dtype, seed = case
@@ -134,7 +134,7 @@ def long_case():
 @pytest.mark.parametrize(
     ("jit_compile", "dtype"),
     repeated_but(
-        [(False, "float16"), (True, "bfloat16")],
+        [(True, "bfloat16")],  # a graph: test_dropout_drops_its_share_and_the_same_weights_in_the_backward_pass
         itertools.product([False, True], TOLERANCES),
     ),
 )

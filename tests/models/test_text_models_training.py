@@ -91,7 +91,7 @@ def test_both_forms_of_attention_train_the_same_weights(kind):
     assert_near(trained(kind, model={"dropout": 0.0}, attention="blocks")[0], plain, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "language_model", pytest.param("lstm", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", repeated_but(["transformer"], ["transformer", "language_model", "lstm"]))
 def test_topologies_train_the_same_weights(kind):
     assert_near(trained(kind, 2, 2, model={"dropout": 0.0})[0], trained_plainly(kind)[0], 1e-5)
 

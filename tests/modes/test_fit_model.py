@@ -78,7 +78,8 @@ def test_data_by_keras_names_is_taken(tmp_path):
     assert_same(found, history)
 
 
-def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
+@pytest.mark.parametrize("replicas", repeated_but([1], [1, 2]))  # of two, one optimizer's: above
+def test_a_model_with_optimizers_of_its_own_goes_on(replicas, tmp_path):
     def gan():
         keras.utils.set_random_seed(5)
         model = GAN()
@@ -88,7 +89,7 @@ def test_a_model_with_optimizers_of_its_own_goes_on(tmp_path):
     data = tf.data.Dataset.from_tensor_slices((X, NOISE)).map(lambda x, noise: ((x, noise),)).batch(16)
     mine, other = gan(), eager(gan())
     for number in range(2):
-        launcher.fit(mine, data, model_dir=str(tmp_path / str(number)), replicas=2)
+        launcher.fit(mine, data, model_dir=str(tmp_path / str(number)), replicas=replicas)
         other.fit(data, verbose=0)
         for found, wanted in zip(mine.get_weights(), other.get_weights(), strict=True):
             np.testing.assert_allclose(found, wanted, atol=2e-5)

@@ -77,6 +77,7 @@ def test_master_weights_learn_on_where_float16_weights_stand_still():
     assert master["loss"] < half["loss"]
 
 
+@pytest.mark.nightly  # models/test_resnet.py
 def test_the_resnet18_of_the_experiment_has_the_published_number_of_parameters(capsys, tmp_path, monkeypatch):
     from launcher import main as entry
 

@@ -104,6 +104,7 @@ def test_several_slices_and_batches_become_a_table(preflight):
     assert "use a multiple of 4, such as 508 or 512" in done.out
 
 
+@pytest.mark.nightly  # test_costs.py: one reduce-scatter; search compiles it
 def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_in_the_collectives(preflight):
     done = preflight("--tpu_type=v5litepod-4,v5litepod-16", "--gin_param=train.shard = 'optimizer'")
     assert done.code == EXIT_DONE, done.err

@@ -44,7 +44,7 @@ def fit(**how):
     return [*told.history["loss"], *told.history["val_mae"], told.model.evaluate(x, x[:, :1], verbose=0)[1]]
 """
 IN_TURN = """
-found = [fit(engine="pjrt", replicas=2, shard="all"), fit(engine="pjrt"), fit()]
+found = [fit(engine="pjrt", replicas=2, shard="all"), *ALONE, fit()]
 print("FOUND", json.dumps(found))
 try:
     fit(engine="pjrt", replicas=3)
@@ -90,14 +90,17 @@ def test_gpus_that_neither_can_use_are_no_quiet_day_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.slow
-def test_fits_of_one_process_run_by_either_engine_to_the_same_numbers(run_launcher, tmp_path):
+@pytest.mark.parametrize(
+    "alone", ["", pytest.param('fit(engine="pjrt")', marks=pytest.mark.nightly)], ids=["several", "and one"]
+)
+def test_fits_of_one_process_run_by_either_engine_to_the_same_numbers(run_launcher, tmp_path, alone):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM + IN_TURN)
+    program.write_text(PROGRAM + IN_TURN.replace("*ALONE,", f"{alone}," if alone else ""))
     done = run_launcher(module="program", env={"PYTHONPATH": f"{PYTHONPATH}:{tmp_path}"}, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("FOUND", "REFUSED")))
-    in_parts, alone, by_tensorflow = json.loads(lines["FOUND"])
-    for found in (in_parts, alone):
+    *by_jax, by_tensorflow = json.loads(lines["FOUND"])
+    for found in by_jax:
         assert found == pytest.approx(by_tensorflow, rel=1e-5)
     assert "3 replicas are wanted, and JAX was started with 2 device(s)" in lines["REFUSED"]
 

@@ -13,6 +13,7 @@ import zipfile
 import keras
 import numpy as np
 import pytest
+from cases import repeated_but
 from places import PYTHONPATH, SMALL_DIGITS
 from served import run_here
 
@@ -119,7 +120,7 @@ def loaded_elsewhere(copied, run_launcher):
     return run
 
 
-@pytest.mark.parametrize("model_file", ["none", "of another step", "cut short"])
+@pytest.mark.parametrize("model_file", repeated_but(["of another step"], ["none", "of another step", "cut short"]))
 def test_python_that_came_with_a_folder_is_run_only_where_it_is_trusted(copied, loaded_elsewhere, model_file):
     path = copied / "model.keras"
     if model_file == "of another step":

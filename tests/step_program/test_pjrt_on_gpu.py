@@ -43,7 +43,10 @@ def answers(run_launcher, given: list[str], written: Path, on: dict) -> Iterator
         yield path
 
 
-def test_two_gpus_that_tensorflow_cannot_use_train_and_evaluate_as_it_does(run_launcher, tmp_path):
+@pytest.mark.parametrize(
+    "is_compared", [False, pytest.param(True, marks=pytest.mark.nightly)]
+)  # test_pjrt_engine.py is
+def test_two_gpus_that_tensorflow_cannot_use_train_and_evaluate_as_it_does(run_launcher, tmp_path, is_compared):
     ours, theirs, on = tmp_path / "ours", tmp_path / "theirs", played.machine(2)
     given = (*flags(ours, 6, "train.microbatches = 2"), FLOAT32)
     done = run_launcher(*given, env=on)
@@ -54,6 +57,9 @@ def test_two_gpus_that_tensorflow_cannot_use_train_and_evaluate_as_it_does(run_l
         and ", and JAX can, as with --engine=pjrt" in done.stdout
     )
     assert "images as bytes" in done.stdout
+    assert [one["step"] for one in events(ours)][-1] == 6
+    if not is_compared:
+        return
     done = run_launcher(*given, f"--model_dir={theirs}", "--replicas=2")
     assert done.returncode == 0 and "images as bytes" not in done.stdout, done.stdout + done.stderr
     assert_alike(ours, theirs)

@@ -30,8 +30,9 @@ def wrong(found):
                 yield one["model"], place, one[place]
 
 
-# A weight that is used more than once, also by itself alone, and a picture that is turned in front of the first weight.
-SAMPLE = ("Dense twice", "ops.weight clipped", "RandomRotation")
+# A weight by itself alone, and a picture that is turned in front of the first weight. Weights that are used more than
+# once: tests/run/test_engine_choice.py.
+SAMPLE = ("ops.weight clipped", "RandomRotation")
 
 
 def test_a_sample_of_models_trains_in_parts_as_by_tensorflow(run_launcher):

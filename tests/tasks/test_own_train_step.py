@@ -77,6 +77,7 @@ def weights_of(history):
 # What others hold, too, or what is trained with a short last batch, below.
 OFTEN = ("VAE", "VAE, Adam", "GAN", "GAN, Adam", "distiller")
 OFTEN += ("VAE, normalised", "GAN with a penalty", "distiller by hand", "diffusion")
+OFTEN += ("GAN with a teacher", "VAE, bounded")  # two optimizers, averages and clipping: `two_parts`
 
 
 @pytest.mark.parametrize(
@@ -152,11 +153,6 @@ def two_parts():
     return model
 
 
-def test_weights_that_a_step_assigns_are_first_as_they_were_built(tmp_path):
-    expected = of_keras(two_parts, part_of(PAIRS, EVEN))
-    assert furthest(of_launcher(two_parts, part_of(PAIRS, EVEN), tmp_path), expected) < 1e-6
-
-
 @pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 @pytest.mark.parametrize(
     "build",
@@ -166,6 +162,7 @@ def test_weights_that_a_step_assigns_are_first_as_they_were_built(tmp_path):
 def test_a_step_that_is_not_finite_on_one_replica_leaves_no_trace_on_any(build, replicas, tmp_path):
     clean = ((np.delete(X, slice(16, 32), 0)[:32], np.delete(NOISE, slice(16, 32), 0)[:32]),)
     expected = of_launcher(build, clean, tmp_path / "clean", replicas, epochs=1)
+    assert furthest(expected, of_keras(build, clean, epochs=1)) < 1e-6  # what a step assigns is as it was built, too
     found = of_launcher(build, with_nan(part_of(PAIRS, EVEN), 30), tmp_path / "nan", replicas, epochs=1)
     assert snapshot(tmp_path / "nan")["counters/skipped"] == 1
     for one, other in zip(weights_of(found), weights_of(expected), strict=True):
@@ -233,7 +230,7 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(replicas, tmp_pa
         return model
 
     data = part_of(PAIRS, EVEN)
-    in_float32 = of_launcher(build, data, tmp_path / "32")
+    in_float32 = of_keras(build, data)
     unscaled = {"precision": "mixed_float16", "loss_scale": "none"}
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24)}
     *others, two = (of_launcher(build, data, tmp_path / str(count), count, **settings) for count in replicas)
@@ -243,6 +240,7 @@ def test_in_float16_the_loss_scale_stands_where_gradients_begin(replicas, tmp_pa
     )
 
 
+@pytest.mark.nightly  # test_own_step_on_pjrt.py has it; a step that is skipped: above
 @pytest.mark.parametrize("replicas", repeated_but([2], [1, 2]))
 def test_an_overflow_halves_the_loss_scale_and_changes_nothing_else(replicas, tmp_path):
     settings = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "steps": 12}
