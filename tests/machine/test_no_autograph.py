@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 from places import ROOT
 from small_run import GivenTask, build, linear_batches, linear_model, train
 
@@ -89,7 +90,7 @@ def test_a_run_of_a_built_in_task_or_of_a_keras_model_with_a_short_batch_convert
     assert (tmp_path / "converted.txt").read_text() == "0"
 
 
-@pytest.mark.parametrize(("replicas", "microbatches"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("replicas", "microbatches"), repeated_but([(2, 2)], [(1, 1), (2, 2)]))
 def test_a_loss_that_users_bring_may_branch_on_tensors(replicas, microbatches):
     def branching(model, batch, training):
         outputs = model(batch["x"], training=training)

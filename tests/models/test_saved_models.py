@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cases import repeated_but
 
 from launcher.models.lstm import lstm_language_model
 from launcher.models.transformer import language_model, transformer
@@ -13,7 +14,7 @@ from launcher.models.transformer import language_model, transformer
 TOKENS = np.arange(1, 13, dtype=np.int32).reshape(2, 6)
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", repeated_but(["mixed_bfloat16"], ["float32", "mixed_bfloat16"]))
 @pytest.mark.parametrize(
     ("make", "sizes"),
     [

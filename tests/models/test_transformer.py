@@ -122,7 +122,7 @@ def test_padding_changes_no_real_logit():
         np.testing.assert_allclose(logits[row, : len(target)], alone[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", repeated_but(["pre"], ["post", "pre"]))
 def test_packed_pairs_equal_pairs_alone(norm):
     model = shuffled(transformer(**TINY, norm=norm))
     lengths = [(5, 3), (2, 4), (3, 2)]  # of source and target
@@ -150,7 +150,7 @@ def test_packed_pairs_equal_pairs_alone(norm):
     assert np.isfinite(logits[start:]).all()
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", repeated_but(["post"], ["post", "pre"]))
 def test_cached_decoding_equals_the_forward_pass(norm):
     model, rows = shuffled(transformer(**TINY, norm=norm)), tensors(pairs())
     expected = model(rows)

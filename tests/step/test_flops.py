@@ -26,7 +26,10 @@ SCORES = 2 * ROWS * LENGTH * LENGTH * WIDTH
 FORWARD = 2 * ROWS * LENGTH * (4 * WIDTH * WIDTH + 3 * WIDTH * HIDDEN) + 2 * SCORES
 
 
-@pytest.mark.parametrize("bindings", [(), ("train.microbatches = 4",), ("train.jit_compile = True",)])
+@pytest.mark.parametrize(
+    "bindings",
+    [pytest.param((), marks=pytest.mark.nightly), ("train.microbatches = 4",), ("train.jit_compile = True",)],
+)
 def test_the_products_of_a_step_are_counted_whatever_it_is_cut_in(bindings):
     session = build_session(SMALL_DIGITS, bindings)
     session.trainer.trace(session.trainer.batches(session.plan.data))

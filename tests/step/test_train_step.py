@@ -188,7 +188,7 @@ def test_the_scenarios_are_told_apart_by_the_oracle():
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "scenario"),
     repeated_but(
-        [(4, 1, "fractions"), (4, 1, "a step of only padding")],
+        [(4, 1, "a step of only padding")],  # fractions: below, with a loss scale
         [
             (*topology, scenario)
             for topology in [(1, 1), (4, 1), (2, 2)]
@@ -325,7 +325,7 @@ def test_a_variable_that_the_loss_does_not_reach_stays_and_disturbs_nothing(repl
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "precision"),
     repeated_but(
-        [(2, 1, "mixed_bfloat16"), (2, 2, "mixed_float16")],
+        [(2, 2, "mixed_float16")],
         [
             (*topology, precision)
             for topology in [(1, 1), (2, 1), (2, 2)]

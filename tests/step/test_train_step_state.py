@@ -113,7 +113,7 @@ class Largest(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "bad"),
     repeated_but(
-        [(4, 1, "nan"), (2, 2, "inf")],
+        [(2, 2, "nan")],
         [(*topology, bad) for topology in [(1, 1), (4, 1), (2, 2)] for bad in ("inf", "nan")],
     ),
 )
