@@ -266,6 +266,7 @@ def test_data_that_goes_away_under_a_run_may_come_back(flags, start_launcher, ru
     assert "images cannot be used: " in finished.stderr and "This run has trained before" in finished.stderr
 
 
+@pytest.mark.nightly  # data that comes back: above; a job that waits: jobs/test_launch.py, an outage
 @pytest.mark.heavy
 def test_a_job_waits_for_its_data_and_ends_as_one_that_nobody_touched(flags, start_launcher, run_launcher, tmp_path):
     steps = "train.steps = 160"

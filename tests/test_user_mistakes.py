@@ -339,6 +339,7 @@ def test_a_module_beside_the_recipe_is_found_from_another_folder(flags, far_away
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
+@pytest.mark.nightly  # of one process: above; workers that end together: test_own_files.py
 @pytest.mark.heavy
 def test_both_workers_refuse_a_mistake_in_the_same_line(wine, run_workers, tmp_path):
     (tmp_path / "wine.py").write_text(MODULE.replace(SUMS, SUMS.replace("sum", "mean")))

@@ -139,6 +139,7 @@ def test_a_host_that_fails_the_checks_is_left_out_and_a_spare_one_takes_its_plac
     assert_nothing_left(job, tmp_path)
 
 
+@pytest.mark.nightly  # the checks: above; that too few are left: below
 def test_a_host_that_fails_the_checks_and_cannot_be_spared_is_named(launch_on, unfit_host, tmp_path):
     job, _ = launch_on([B], "--check_hosts", servers=unfit_host(B), steps=3)
     finished = job.started.wait(120)

@@ -134,7 +134,7 @@ def long_case():
 @pytest.mark.parametrize(
     ("jit_compile", "dtype"),
     repeated_but(
-        [(True, "bfloat16")],  # a graph: test_dropout_drops_its_share_and_the_same_weights_in_the_backward_pass
+        [(True, "bfloat16")],  # a graph: test_a_model_has_the_same_loss_and_gradients_in_both_forms
         itertools.product([False, True], TOLERANCES),
     ),
 )

@@ -79,7 +79,8 @@ def test_cached_decoding_equals_the_forward_pass(kind):
         np.testing.assert_allclose(logits, expected[:, index], atol=1e-5)
 
 
-@pytest.mark.parametrize("jit_compile", repeated_but([False], [False, True]))
+@pytest.mark.nightly  # eagerly: above; in a graph: run/test_decoding_evaluator.py
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_cached_greedy_decoding_in_a_graph_loop_writes_what_uncached_does(jit_compile):
     model, steps = build("grouped"), 8
     first = tokens(3)

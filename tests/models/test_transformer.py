@@ -163,7 +163,8 @@ def test_cached_decoding_equals_the_forward_pass(norm):
         np.testing.assert_allclose(logits[real], expected[:, index][real], atol=1e-5)
 
 
-@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # eagerly: above; in a graph: run/test_decoding_evaluator.py
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_cached_greedy_decoding_in_a_graph_loop_writes_what_uncached_does(jit_compile):
     model, source = shuffled(transformer(**TINY)), tf.constant(pairs()["source"])
     steps = 4

@@ -78,7 +78,7 @@ def test_a_run_by_jax_has_the_share_that_it_takes_and_is_compiled_in_any_case():
 
 @pytest.mark.parametrize(
     ("tf32", "engine"),
-    repeated_but([], [(True, "Tensor Cores in TF32"), (False, "CUDA cores")]),
+    repeated_but([(True, "Tensor Cores in TF32")], [(True, "Tensor Cores in TF32"), (False, "CUDA cores")]),
 )
 def test_float32_is_multiplied_by_what_the_recipe_allows(preflight, tf32, engine):
     done = preflight(
@@ -101,7 +101,7 @@ def test_a_run_that_no_compiler_sees_gets_the_verdict_of_the_engine_that_compile
     assert case["accelerator_type"] == "h100:2" and "what JAX leaves to CUDA" in case["hbm"]["reserved"]
 
 
-@pytest.mark.nightly  # test_preflight.py has a table, and each of the two compilers is in the gate
+@pytest.mark.nightly  # test_preflight.py: several machines and batches become a table
 def test_gpus_and_tpus_stand_in_one_table(preflight):
     done = preflight("--tpu_type=v5litepod-4", "--gpu_type=h100:2, t4:2x2", "--gpu_type=b200:3", JIT)
     assert done.code == EXIT_DONE, done.err

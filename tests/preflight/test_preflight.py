@@ -89,22 +89,31 @@ def test_a_program_that_was_not_read_whole_is_given_memory_and_no_time(preflight
     assert "Time of a step" not in done.out
 
 
-def test_several_slices_and_batches_become_a_table(preflight):
-    done = preflight("--tpu_type=v5litepod-4,v6e-4", "--preflight_batch_sizes=256,510")
+def test_several_machines_and_batches_become_a_table_also_of_what_is_shared_out(preflight):
+    flags = ("--gin_param=train.jit_compile = True", "--gin_param=train.shard = 'optimizer'")
+    machines = ("--tpu_type=v5litepod-4,v6e-4", "--gpu_type=t4:2x2")
+    done = preflight(*machines, "--preflight_batch_sizes=256,510", *flags)
     assert done.code == EXIT_DONE, done.err
-    assert [(one["accelerator_type"], one["global_batch_size"]) for one in done.report["cases"]] == [
-        ("v5litepod-4", 256),
-        ("v6e-4", 256),
+    assert [(one["accelerator_type"], one["global_batch_size"], one["policy"]) for one in done.report["cases"]] == [
+        ("v5litepod-4", 256, "mixed_bfloat16"),
+        ("v6e-4", 256, "mixed_bfloat16"),
+        ("t4:2x2", 256, "mixed_float16"),
     ]
     # 510 examples cannot be divided by four: said, and no reason to stop.
     assert [one["case"] for one in done.report["not_applicable"]] == [
         "v5litepod-4, train.global_batch_size = 510",
         "v6e-4, train.global_batch_size = 510",
+        "t4:2x2, train.global_batch_size = 510",
     ]
     assert "use a multiple of 4, such as 508 or 512" in done.out
+    assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
+    for case in done.report["cases"]:
+        assert "reduce-scatter" in {one["kind"] for one in case["costs"]["collectives"]}, case["accelerator_type"]
+        assert case["computed"]["optimizer state"].startswith("sharded over 4 replicas: ")
+        assert case["computed"]["optimizer state"] in done.out
 
 
-@pytest.mark.nightly  # test_costs.py: one reduce-scatter; search compiles it
+@pytest.mark.nightly  # of four replicas: above
 def test_what_sharing_the_optimizers_state_costs_on_the_wire_is_in_the_collectives(preflight):
     done = preflight("--tpu_type=v5litepod-4,v5litepod-16", "--gin_param=train.shard = 'optimizer'")
     assert done.code == EXIT_DONE, done.err
