@@ -107,8 +107,9 @@ def test_several_machines_and_batches_become_a_table_also_of_what_is_shared_out(
     ]
     assert "use a multiple of 4, such as 508 or 512" in done.out
     assert {"v5e peak flops", "t4 network"} <= {line.split("  ")[0] for line in done.out.splitlines()}
-    for case in done.report["cases"]:
-        assert "reduce-scatter" in {one["kind"] for one in case["costs"]["collectives"]}, case["accelerator_type"]
+    # What is put together on a TPU is a sum.
+    for case, kind in zip(done.report["cases"], ("reduce-scatter", "reduce-scatter", "all-gather"), strict=True):
+        assert kind in {one["kind"] for one in case["costs"]["collectives"]}, case["accelerator_type"]
         assert case["computed"]["optimizer state"].startswith("sharded over 4 replicas: ")
         assert case["computed"]["optimizer state"] in done.out
 
