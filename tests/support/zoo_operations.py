@@ -109,6 +109,11 @@ def _until_small(x: Any, w: Any) -> Any:
     return K.while_loop(lambda one: K.any(is_large(one)), halved, (x,))[0]
 
 
+def _corners(x: Any) -> Any:
+    count = tf.shape(x)[0]
+    return tf.image.crop_and_resize(x, tf.tile([[0.0, 0, 0.5, 0.5]], [count, 1]), tf.range(count), (4, 4))
+
+
 def _ragged(x: Any) -> Any:
     return tf.RaggedTensor.from_row_splits(x, [0, 32, 64])
 
@@ -308,7 +313,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "sobel_edges": lambda x: tf.image.sobel_edges(x),
         "psnr": lambda x: x + tf.image.psnr(x, x + 0.1, 1.0)[:, None, None, None] / 100,
         "ssim": lambda x: x + tf.image.ssim(x, x / 2, 1.0, filter_size=3)[:, None, None, None],
-        "crop_and_resize": lambda x: tf.image.crop_and_resize(x, [[0.0, 0, 0.5, 0.5]], [0], (4, 4)),
+        "crop_and_resize": _corners,
         "depth_to_space": lambda x: tf.nn.depth_to_space(x, 2),
         "space_to_depth": lambda x: tf.nn.space_to_depth(x, 2),
         "local_response_normalization": lambda x: tf.nn.local_response_normalization(x),
