@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.errors import UsageError
 from launcher.machine import host_arrays
 from launcher.optimizers.weight_shards import WeightShard
 
@@ -97,7 +98,16 @@ def scope(
             inside.enter_context(strategy.scope())
         if creator is not None:
             inside.enter_context(tf.variable_creator_scope(creator))
+        v1 = tf.compat.v1  # of which Keras's clear_session calls this
+        inside.callback(setattr, v1, "reset_default_graph", v1.reset_default_graph)
+        v1.reset_default_graph = _refuse
         yield
+
+
+def _refuse() -> None:
+    raise UsageError(
+        "keras.utils.clear_session() where the model is made takes its devices and dtype policy away: call it before"
+    )
 
 
 def settle(later: FirstValues, model: keras.Model, divided: Sequence[WeightShard]) -> None:

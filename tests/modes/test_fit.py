@@ -283,6 +283,7 @@ def test_what_callbacks_count_goes_on_after_a_restart_within_an_epoch(tmp_path):
     ("change", "message"),
     [
         ({"build": lambda: keras.Sequential([layers.Dense(3)])}, "is not compiled"),
+        ({"build": lambda: keras.utils.clear_session() or scored()}, r"clear_session\(\) where the model is made"),
         ({"callbacks": [print]}, "callbacks: <built-in function print> is not a keras.callbacks.Callback"),
         ({"verbose": 3}, r"verbose = 3: must be 0 \(show nothing\), 1, 2 or 'auto'"),
         ({"validation_freq": 0}, "validation_freq = 0: must be a number of epochs, or a list"),
