@@ -1,4 +1,4 @@
-"""Lookups by Keras's `ops.take` that read the rows of a table that they look up, and no others.
+"""Lookups by Keras's `ops.take` and by `tf.gather` that read the rows of a table that they look up, and no others.
 
 Keras's `Embedding` reads its table whole and takes rows of what it has read. A variable whose rows are updated by
 themselves is copied by TensorFlow at each such read.
@@ -18,9 +18,10 @@ import tensorflow as tf
 # Noticed by tests/step/test_table_rows.py. Then: see what `Embedding` calls.
 from keras.src.backend import numpy as backend
 
+from launcher.machine.no_autograph import no_autograph
 from launcher.machine.replaced import Shared, put
 
-_REAL = backend.take
+_REAL, _GATHER = backend.take, tf.gather
 _by_rows = Shared()
 _counts: contextvars.ContextVar[tuple[int, Counter[int]] | None] = contextvars.ContextVar("_counts", default=None)
 
@@ -28,7 +29,12 @@ _counts: contextvars.ContextVar[tuple[int, Counter[int]] | None] = contextvars.C
 @contextlib.contextmanager
 def by_rows() -> Iterator[None]:
     """A block in which a lookup along a variable's first axis reads the rows alone."""
-    with _by_rows.standing(lambda undo: put(undo, backend, "take", _take)):
+
+    def stand(undo: contextlib.ExitStack) -> None:
+        put(undo, backend, "take", _take)
+        put(undo, tf, "gather", _gather)
+
+    with _by_rows.standing(stand):
         yield
 
 
@@ -48,17 +54,27 @@ def counted(batch_rows: int) -> Iterator[Counter[int]]:
 
 
 def _take(x: Any, indices: Any, axis: int | None = None) -> Any:
-    table = _here(x.value) if axis == 0 and isinstance(x, keras.Variable) else None
+    found = _rows(x, indices, from_the_end=True) if axis == 0 else None  # as Keras has it
+    return _REAL(x, indices, axis) if found is None else found
+
+
+@no_autograph
+def _gather(params: Any, indices: Any, *others: Any, axis: Any = None, **named: Any) -> tf.Tensor:
+    found = None if others or named or axis not in (None, 0) else _rows(params, indices)
+    return _GATHER(params, indices, *others, axis=axis, **named) if found is None else found
+
+
+def _rows(x: Any, indices: Any, *, from_the_end: bool = False) -> tf.Tensor | None:
+    table = _here(x.value) if isinstance(x, keras.Variable) else None
     if table is None or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
-        return _REAL(x, indices, axis)
+        return None
     ids = tf.convert_to_tensor(indices)
     if ids.dtype not in (tf.int32, tf.int64):
-        return _REAL(x, indices, axis)
+        return None
     if (counting := _counts.get()) and ids.shape[1:].is_fully_defined():
         batch_rows, counts = counting
         counts[id(x)] += math.prod([batch_rows if size is None else size for size in ids.shape])
-    # From the end, as Keras has it.
-    return table.sparse_read(tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids))
+    return table.sparse_read(tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids) if from_the_end else ids)
 
 
 def _here(table: Any) -> Any:

@@ -15,6 +15,7 @@ from launcher import optimizers
 from launcher.step import rows
 from launcher.step.clipping import Clipping
 from launcher.step.precision import DynamicLossScale
+from launcher.tasks import lookups
 
 pytestmark = pytest.mark.slow
 
@@ -39,11 +40,19 @@ def batches(overflow: bool = False) -> dict[str, np.ndarray]:
     return {"ids": ids, "by": by, "weight": weight}
 
 
+class Gathered(keras.layers.Embedding):
+    """A layer of one's own, by TensorFlow's function."""
+
+    def call(self, ids):
+        return tf.gather(self.embeddings, ids % TABLE)
+
+
 def network(kind: str = "plain") -> keras.Model:
     ids = keras.Input((PLACES,), dtype="int32")
     initial = keras.initializers.RandomUniform(-1, 1, seed=1)
     arguments = {"embeddings_constraint": "unit_norm"} if kind == "constrained" else {}
-    table = keras.layers.Embedding(TABLE, 4, embeddings_initializer=initial, name="table", **arguments)
+    make = Gathered if kind == "gathered" else keras.layers.Embedding
+    table = make(TABLE, 4, embeddings_initializer=initial, name="table", **arguments)
     looked_up = table(ids)
     small = keras.layers.Embedding(16, 4, embeddings_initializer=initial, name="small")(ids % 16)
     summed = keras.layers.Flatten()(looked_up + small)
@@ -78,6 +87,7 @@ CASES = {
     "sgd": {"optimizer": optimizer("sgd")},
     "adagrad": {"optimizer": optimizer("adagrad")},
     "twice": {"optimizer": optimizer("adagrad"), "kind": "twice"},
+    "gathered": {"optimizer": optimizer("sgd"), "kind": "gathered"},
     "average": {"optimizer": optimizer("sgd"), "ema_decay": 0.9},
     "global_norm": {"optimizer": optimizer("sgd"), "clipping": Clipping(global_norm=0.1)},
     "layer_norm": {"optimizer": optimizer("adagrad"), "clipping": Clipping(layer_norm=0.1)},
@@ -114,6 +124,22 @@ def test_rows_train_as_dense_gradients_do(monkeypatch, case, topology):
     assert records.finite.tolist() == [1, 0, 1, 1] if "overflow" in case else records.finite.all()
     for name, values in state_copies(dense).items():
         np.testing.assert_allclose(state_copies(made)[name][0], values[0], atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("layer", [Gathered, keras.layers.Embedding])
+def test_of_its_own_copy_of_a_table_a_replica_reads_the_rows_alone(layer):
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        table = layer(TABLE, 4)
+        table.build()
+
+    def read(ids):
+        with lookups.by_rows():
+            return strategy.run(table, (ids,))
+
+    graph = tf.function(read).get_concrete_function(tf.TensorSpec([3], tf.int32)).graph.as_graph_def()
+    operations = {node.op for one in graph.library.function for node in one.node_def} | {one.op for one in graph.node}
+    assert operations & {"ResourceGather", "ReadVariableOp", "GatherV2"} == {"ResourceGather"}
 
 
 DENSE = {
