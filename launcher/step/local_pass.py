@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from launcher.data.pipeline import WEIGHT, Batch
 from launcher.errors import UsageError
-from launcher.machine import xla
+from launcher.machine import loops, xla
 from launcher.machine.no_autograph import no_autograph
 from launcher.step import gradients, op_source
 from launcher.step.layers import activity_penalties
@@ -222,6 +222,7 @@ class LocalPass:
             if self._config.penalty is not None:
                 loss += weight * self._config.penalty(self._model)
             scaled = loss / self._config.nominal_weight * scale
+        loops.count_turns(tf.compat.v1.get_default_graph())
         with xla.compiling(self._config.compiled):
             try:
                 found, watched = tape.gradient(scaled, (variables, sources))

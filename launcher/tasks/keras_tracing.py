@@ -34,6 +34,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from launcher.machine import loops
 from launcher.machine.no_autograph import call_converted, no_autograph
 from launcher.machine.replaced import Shared, put
 from launcher.tasks.keras_private import GLOBAL_SEEDS, SCALES, context
@@ -192,6 +193,7 @@ def _gradient(
     Any other gradient, such as one by inputs, or of what has a gradient given, is TensorFlow's own.
     """
     leaves, by = tf.nest.flatten(target), keras.tree.flatten(sources)
+    loops.count_turns(tf.compat.v1.get_default_graph())
     are_sums = any(leaf.shape != () for leaf in leaves)
     if not tracing.differentiates:
         tracing.has_sums |= are_sums and all(isinstance(leaf, (keras.Variable, tf.Variable)) for leaf in by)

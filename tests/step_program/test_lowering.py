@@ -225,6 +225,12 @@ class Odd:
                 out *= 2.0
             for _ in tf.range(3):
                 out = tf.sin(out)
+            left = tf.constant(20)
+            while left > tf.shape(out)[1]:
+                inner = tf.constant(0)
+                while inner < 2:
+                    out, inner = tf.cos(out), inner + 1
+                left -= 7
         if self.what == "random":
             out = tf.nn.experimental.stateless_dropout(out, 0.5, seed=[tf.cast(out[0, 0], tf.int32), 2])
             out += tf.random.stateless_uniform(out.shape, seed=[tf.cast(out[0, 0], tf.int32), 4], alg="philox")
@@ -298,6 +304,7 @@ def test_a_layer_of_keras_that_xla_cannot_compile_is_named_with_the_users_line(o
 def test_a_loss_with_control_flow_on_tensors_is_lowered_as_it_trains(odd):
     text = lower(odd("control"), 2).stablehlo
     assert "stablehlo.sine" in text
+    assert "stablehlo.cosine" in text
     assert "stablehlo.while" in text
     assert re.search(r"stablehlo\.(if|case)\b", text)
 

@@ -30,9 +30,9 @@ def wrong(found):
                 yield one["model"], place, one[place]
 
 
-# A weight by itself alone, and a picture that is turned in front of the first weight. Weights that are used more than
+# A weight by itself alone, or in a loop, and a picture that is turned in front of the first weight. Weights that are used more than
 # once: tests/run/test_engine_choice.py.
-SAMPLE = ("ops.weight clipped", "RandomRotation")
+SAMPLE = ("ops.weight clipped", "ops.weight in a loop", "RandomRotation")
 
 
 def test_a_sample_of_models_trains_in_parts_as_by_tensorflow(run_launcher):

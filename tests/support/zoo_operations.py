@@ -99,6 +99,13 @@ def _in_while(x: Any, w: Any) -> Any:
     return state[1]
 
 
+def _in_scan(x: Any, w: Any) -> Any:
+    def turned(one: Any, row: Any) -> Any:
+        return K.fori_loop(0, 2, lambda _, each: K.tanh(each @ w) + row, one), one
+
+    return K.scan(turned, x, K.transpose(K.reshape(x, (-1, 4, 16)), (1, 0, 2))[..., :1])[0]
+
+
 def _until_small(x: Any, w: Any) -> Any:
     def is_large(one: Any) -> Any:
         return K.sum(K.abs(one), 1, keepdims=True) > 1.0
@@ -164,6 +171,7 @@ def operations() -> Iterable[tuple[str, Kind]]:
         "weight's slice updated": lambda x, w: x @ K.slice_update(w, (0, 0), K.ones((2, 64))),
         "weight in a loop": lambda x, w: K.fori_loop(0, 3, lambda _, one: wave(one @ w), x),
         "weight in while": _in_while,
+        "weight in loops in a scan": _in_scan,
         "weight in scan": lambda x, w: K.scan(lambda one, _: (wave(one @ w), one), x, K.arange(3))[0],
         "weight in map": lambda x, w: K.map(lambda row: K.tensordot(row, w, 1), x),
         "weight in vectorized_map": lambda x, w: K.vectorized_map(lambda row: K.tensordot(row, w, 1), x),
