@@ -387,9 +387,9 @@ class Optimizer:
             )
         is_same = [*map(id, own_settings.built_for(self.keras_optimizer))] == [*map(id, variables)]
         if self.keras_optimizer.built and (not is_same or shards > 1):
-            raise UsageError(
-                f"optimizer {self.keras_optimizer.name!r} has been built for other variables: make a new one"
-            )
+            why = "has trained already, and train.shard divides a state that begins here" if is_same else ""
+            why = why or "has been built for other variables"
+            raise UsageError(f"optimizer {self.keras_optimizer.name!r} {why}: make a new one")
 
 
 def _check_plain(keras_optimizer: keras.optimizers.Optimizer, own_average: bool) -> None:

@@ -26,7 +26,7 @@ from launcher.run.plan import RunPlan
 from launcher.run.recipe import Recipe
 from launcher.step.layers import group_size, layers_of
 from launcher.tasks import text
-from launcher.tasks.keras_private import attend_by_kernel, synchronize_moments
+from launcher.tasks.keras_private import attend_by_kernel, crop_to_known_size, synchronize_moments
 
 BATCH_NORM = "train.batch_norm"
 
@@ -55,6 +55,8 @@ def apply(model: keras.Model, plan: RunPlan, note: Callable[[str], None]) -> Non
         layer.joined = xla.is_compiling if plan.strategy.accelerator == "gpu" else bool
     _set_rematerialization(model, plan)
     _set_batch_norm(model, plan, note)
+    for layer in layers_of(model, keras.layers.RandomCrop):
+        crop_to_known_size(layer)
 
 
 def describe(plan: RunPlan, model: keras.Model) -> dict[str, str]:

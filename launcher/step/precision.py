@@ -210,6 +210,7 @@ def of_optimizer(optimizer: Any, otherwise: LossScale) -> LossScale:
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return otherwise
     given = {"initial_scale": optimizer.initial_scale, "growth_interval": optimizer.dynamic_growth_steps}
+    given["max_scale"] = max(DynamicLossScale.max_scale, given["initial_scale"])  # Keras has no largest
     return DynamicLossScale(**{name: one for name, one in given.items() if one != getattr(DynamicLossScale, name)})
 
 

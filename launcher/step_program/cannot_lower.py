@@ -146,6 +146,7 @@ def of_unknown_size(location: str, graph: tf.Graph, model: keras.Model) -> Canno
     where = op_source.line_of(op_source.user_lines(graph), name)
     at = op_source.at(where, op_source.layer_of(name, model))
     why = f"how many rows a tensor has depends on values{at}; keep all rows, and give those that do not count weight 0"
+    why += ", or cut by tf.slice with numbers for its sizes"
     return CannotLowerError(why, where=where)
 
 

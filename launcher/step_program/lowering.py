@@ -227,7 +227,7 @@ def lower(
             about = (arguments, results, divided, values, num_replicas, microbatches > 1, for_tpu)
             key = graph_key.key_of(traced.graph, *about)
             made = _read(compile_cache.kept(key, lambda: json.dumps(dataclasses.asdict(program()))))
-        unknown = None if for_tpu else pod_module.made_of_unknown_size(jax_parts.load(), made.stablehlo)
+        unknown = None if for_tpu else pod_module.made_of_unknown_size(jax_parts.load(), made.stablehlo, num_replicas)
         if unknown is not None:
             raise cannot_lower.of_unknown_size(unknown, whole.graph, held.model)
         return Lowered(

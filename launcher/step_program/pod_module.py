@@ -117,14 +117,18 @@ def operations(jax: JaxParts, module: Any, *names: str) -> list[Any]:
     return found
 
 
-def made_of_unknown_size(jax: JaxParts, text: str) -> str | None:
-    """The location of the first operation whose result has a size that only values tell; None where there is none."""
-    if "tensor<?" not in text:
+def made_of_unknown_size(jax: JaxParts, text: str, num_replicas: int) -> str | None:
+    """The location of the first operation whose result has a size that only values tell; None where there is none.
+
+    One device takes such inner sizes, which have bounds; of several Shardy, which divides a program, takes none.
+    """
+    unknown = re.compile(r"tensor<\?" if num_replicas == 1 else r"tensor<[\dx]*\?")
+    if not unknown.search(text):
         return None
     with jax.new_context():
         module = jax.ir.Module.parse(text)
         for one in operations(jax, module):
-            if any("tensor<?" in str(result.type) for result in one.results):
+            if any(unknown.search(str(result.type)) for result in one.results):
                 return str(one.location)
     return None
 

@@ -150,6 +150,11 @@ class Place(NamedTuple):
     pads: bool
     divides_rows: bool = False
 
+    @property
+    def leaves_padding_out(self) -> bool:
+        """Whether there would be rows of weight 0, and each replica can have as many of the others instead."""
+        return self.pads and self.divides_rows and self.microbatches == 1
+
 
 class Score(NamedTuple):
     """The worth of decoded outputs.

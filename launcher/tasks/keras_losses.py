@@ -86,6 +86,7 @@ def place(
             once = total(tried())
         gradients = tape.gradient(once, [variable.value for variable in model.trainable_variables])
         gathers = needs_whole and at.num_replicas > 1 and not is_apart and not any(by is not None for by in gradients)
+        gathers &= not (fits and at.leaves_padding_out)  # parts of as many rows each
     if several and not fits and not gathers:
         raise UsageError(
             f"{where}: {what} does not add up over the rows of a batch, so it needs the outputs for all of "
@@ -105,8 +106,7 @@ def place(
                 "replica without microbatches alone: have it divide by the rows, or compute it in the loss"
             )
     counts = at.compiled and (counts_rows or added is not None or needs_whole)
-    needs_all = at.microbatches > 1 or (at.num_replicas > 1 and (gathers or counts_rows))
-    may_divide = at.pads and at.divides_rows and not needs_all
+    may_divide = at.leaves_padding_out and not (at.num_replicas > 1 and (gathers or counts_rows))
     divides = may_divide and (counts or (at.num_replicas == 1 and _mixes_rows(model, tried())))
     if counts and at.pads and not (at.jit or divides):
         raise UsageError(

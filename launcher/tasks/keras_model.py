@@ -235,17 +235,20 @@ class KerasTask(Task):
         self._of_batch = keras_metrics.of_one_batch(model, tried())
         where += ": metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
-            raise UsageError(
-                f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
-                "(train.jit_compile, a TPU): have it use sample_weight, or train without"
-            )
+            self.divides_rows |= place.leaves_padding_out and not (self._gathers or self._of_batch)
+            if self._of_batch or not self.has_no_padding:
+                raise UsageError(
+                    f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
+                    "(train.jit_compile, --engine=pjrt, a TPU): have it use sample_weight, or all batches whole"
+                )
         whole = keras_metrics.of_whole_batches(model, self._folds)
         names = [*whole.values(), *self._of_batch]
-        if names and (microbatches > 1 or ((compiled or whole.keys() & self.in_layers) and num_replicas > 1)):
+        is_apart = (compiled and not (place.divides_rows and not place.pads)) or whole.keys() & self.in_layers
+        if names and (microbatches > 1 or (is_apart and num_replicas > 1)):
             raise UsageError(
                 f"{where} {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
-                f"works neither with train.microbatches > 1 (it is {microbatches}) nor, under XLA or where a layer "
-                "updates it, on several replicas"
+                f"works neither with train.microbatches > 1 (it is {microbatches}) nor, where a layer updates it or "
+                "under XLA (by --engine=pjrt, where a batch is short), on several replicas"
             )
 
     def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
@@ -255,6 +258,9 @@ class KerasTask(Task):
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
         x, y, weight = self.first_batch()
+        are_weighted = self._class_weight or any(one.pack(one.example())[2] is not None for one in self._opened()[1])
+        if weight is None and are_weighted:  # those to validate on
+            weight = tf.linspace(0.5, 1.5, len(keras.tree.flatten(x)[0]))
         with kept_states(model):
             return x, y, answers(model, x), weight
 
@@ -272,6 +278,11 @@ class KerasTask(Task):
         structures = self._opened()[1]
         keys = batch.keys() - {WEIGHT}
         return next((one for one in structures if set(one.shapes) == keys), structures[0])
+
+    @property
+    def has_no_padding(self) -> bool:
+        """Whether a runtime that can leave rows of weight 0 out gives none but in a replica that has no others."""
+        return self._place.divides_rows and (self.divides_rows or not self._place.pads)
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """Notes of what the order of the examples rests on, and of what is computed otherwise than by Keras."""
@@ -347,7 +358,7 @@ class KerasTask(Task):
             loss, metrics = self._own.evaluated(self._rows(batch, training=False), num_real)
             return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
-        is_real = self.takes_real_rows and real.shape[0] is None
+        is_real = (self.takes_real_rows and real.shape[0] is None) or (xla.is_compiling() and self.has_no_padding)
         compiled = (self._place.compiled or xla.is_compiling()) and not is_real
         count = tf.maximum(tf.cast(num_real, tf.int32), 1)  # the mean of no rows is none: one, which weighs nothing
         bounds = tf.constant([0]), count[tf.newaxis], tf.constant([1])
@@ -384,7 +395,7 @@ class KerasTask(Task):
         if context is not None and (takes_whole_batches or gathers):
             needs_x = keras_metrics.is_overridden(model) or keras_metrics.is_overridden(model, "compute_loss")
             parts = judged if compiled else together
-            parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled)
+            parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled or is_real)
             num_everywhere = sum_over_replicas(num_real)
         factor, left = None, list[tf.Tensor]()
 

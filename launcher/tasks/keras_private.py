@@ -173,6 +173,21 @@ def synchronize_moments(layer: keras.layers.BatchNormalization) -> None:
     layer._moments = moments
 
 
+def crop_to_known_size(layer: keras.layers.RandomCrop) -> None:
+    """Has a layer that crops where it draws give a part of its own size, which XLA cannot tell from both ends."""
+    of_keras = layer.transform_images
+
+    def crop(images: tf.Tensor, transformation: Any, training: bool = True) -> tf.Tensor:
+        if not (training and tf.is_tensor(transformation[0]) and layer.data_format == "channels_last"):
+            return of_keras(images, transformation, training=training)
+        begin = [*[0] * (images.shape.rank - 3), *transformation, 0]
+        size = [*images.shape[:-3], layer.height, layer.width, images.shape[-1]]
+        size = [-1 if one is None else one for one in size]  # the rest
+        return tf.slice(tf.cast(images, layer.compute_dtype), begin, size)
+
+    layer.transform_images = crop
+
+
 _attends = contextlib.ExitStack()
 
 
@@ -275,7 +290,7 @@ class Held:
         for kind, name in zip(kinds, ("_flatten_layers", "_initialize", "_var_key"), strict=True):
             if not hasattr(kind, name):
                 raise _unknown(name, "a model that is made already is put on other devices")
-        parts: list[Any] = list(model._flatten_layers())
+        self._parts = parts = list[Any](model._flatten_layers())
         self._models = [part for part in parts if isinstance(part, keras.Model)]
         inner = [value for part in parts for value in vars(part).values()]
         optimizers = [one for one in inner if isinstance(one, keras.optimizers.Optimizer)]
@@ -293,6 +308,9 @@ class Held:
         """Makes the variables anew in the current strategy's scope, with these values; what was traced is forgotten."""
         for variable, value in self._values:
             variable._initialize(value)
+        for part in self._parts:
+            for function in (one for kind in type(part).__mro__ for one in vars(kind).values()):
+                getattr(function, "_descriptor_cache", {}).pop(part, None)  # of a tf.function, its traces
         for optimizer in self._optimizers:
             optimizer._distribution_strategy = tf.distribute.get_strategy()
             weights = getattr(optimizer, "_trainable_variables", ())

@@ -66,6 +66,35 @@ def adding(kind=keras.Sequential, counts=False):
     return model
 
 
+class Within(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="within")
+        self.near, self.all = (self.add_weight(name=name, initializer="zeros") for name in ("near", "all"))
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.near.assign_add(keras.ops.sum(keras.ops.cast(keras.ops.abs(y - y_pred) < 1, "float32")))
+        self.all.assign_add(keras.ops.cast(keras.ops.size(y), "float32"))
+
+    def result(self):
+        return self.near / self.all
+
+
+class Traced(keras.layers.Dense):
+    @tf.function
+    def call(self, x):
+        return super().call(x)
+
+
+def counting(*more):
+    model = keras.Sequential([keras.Input((16,)), Traced(3, "tanh"), keras.layers.Dense(1)])
+    model.compile("adam", lambda y, y_pred: keras.ops.mean(keras.ops.abs(y - y_pred)), metrics=[Within(), *more])
+    return model
+
+
+def mean_error(y, y_pred):
+    return keras.ops.mean(keras.ops.abs(y - y_pred))
+
+
 REGRESSION = X, NOISE[:, :1]
 
 
@@ -78,6 +107,19 @@ def same_bits(one, other, kinds):
 # On four devices, which do not divide the last five that are held out, those are a program of their own.
 OF_THE_GATE = """
 compare("VAE", lambda: vae(normalised=True), part_of(PAIRS, EVEN), validation=part_of(PAIRS, slice(20, 41)))
+keras.utils.set_random_seed(0)
+short = part_of(REGRESSION, slice(0, 42)), part_of(REGRESSION, slice(20, 41))
+compare("counting", counting, short[0], validation=short[1])
+compare("of whole batches", lambda: counting(mean_error), part_of(REGRESSION, slice(0, 32)))
+for weights, metrics in (((), [mean_error]), ((np.arange(21.0),), [])):
+    try:
+        fit(lambda metrics=metrics: counting(*metrics), short[0], "refused", validation=(*short[1], *weights))
+    except UsageError as error:
+        assert ("'mean_error' does not add up" if metrics else "counts rows of weight 0") in str(error), error
+    else:
+        raise AssertionError("no refusal")
+traced = counting()
+fit(traced, short[0], "a model that is made")
 
 in_float16 = {"precision": "mixed_float16", "loss_scale": DynamicLossScale(initial_scale=2.0**24), "epochs": 3}
 fit(lambda: gan(adam, averages=True), part_of(PAIRS, EVEN), "scaled", **in_float16)

@@ -30,8 +30,8 @@ def wrong(found):
                 yield one["model"], place, one[place]
 
 
-# A weight by itself alone, or in a loop, and a picture that is turned in front of the first weight. Weights that are used more than
-# once: tests/run/test_engine_choice.py.
+# A weight by itself alone, or in a loop, and a picture that is turned in front of the first weight. Weights that are
+# used more than once: tests/run/test_engine_choice.py.
 SAMPLE = ("ops.weight clipped", "ops.weight in a loop", "RandomRotation")
 
 

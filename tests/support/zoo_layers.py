@@ -164,7 +164,7 @@ def drawing() -> Iterable[tuple[str, Kind]]:
         "RandomColorDegeneration": lambda: L.RandomColorDegeneration(0.5),
         "RandomColorJitter": lambda: L.RandomColorJitter(brightness_factor=0.2),
         "RandomContrast": lambda: L.RandomContrast(0.2),
-        "RandomCrop": lambda: L.RandomCrop(8, 8),
+        "RandomCrop": lambda: L.RandomCrop(6, 6),
         "RandomElasticTransform": lambda: L.RandomElasticTransform(),
         "RandomErasing": lambda: L.RandomErasing(),
         "RandomFlip": lambda: L.RandomFlip(),
