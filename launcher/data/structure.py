@@ -45,6 +45,11 @@ class Structure:
         return [key for key, leaf in self._leaves.items() if None in inner_sizes(leaf)]
 
     @property
+    def has_weights(self) -> bool:
+        """Whether examples have weights of their own."""
+        return self.pack(self.example())[2] is not None
+
+    @property
     def shapes(self) -> dict[str, Any]:
         """Sizes of an example by a batch's keys, but for the weight that marks what fills it up."""
         return {key: inner_sizes(leaf) for key, leaf in self._leaves.items()}

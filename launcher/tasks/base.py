@@ -155,6 +155,10 @@ class Place(NamedTuple):
         """Whether there would be rows of weight 0, and each replica can have as many of the others instead."""
         return self.pads and self.divides_rows and self.microbatches == 1
 
+    def gives_real_rows(self, divides: bool = False) -> bool:
+        """Whether no replica has rows of weight 0 but one that has no others; where it `divides`, or none are there."""
+        return self.divides_rows and (divides or not self.pads)
+
 
 class Score(NamedTuple):
     """The worth of decoded outputs.

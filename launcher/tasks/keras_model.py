@@ -198,8 +198,7 @@ class KerasTask(Task):
         has_short = isinstance(self.data(), DataInTurn) and any(one.rows is None for one in self._opened()[1])
         place = place._replace(pads=place.pads or has_short)
         model, self._place, (num_replicas, microbatches, compiled, *_) = self._model, place, place
-        unknown = next((one for one in self._opened()[1] if one.unknown), None)
-        if compiled and unknown is not None:
+        if compiled and (unknown := next((one for one in self._opened()[1] if one.unknown), None)):
             raise UsageError(
                 f"{defined_at(self._build)}: {unknown.unknown[0]} of a batch has sizes that are not known: {unknown}. "
                 "XLA (--engine=pjrt, jit_compile, a TPU) needs all but the first: pad, and say so with tf.ensure_shape"
@@ -222,9 +221,8 @@ class KerasTask(Task):
                 answers(model, self.example[0], training=True)
                 self._adds_training = len(model.losses) > self._num_losses
                 self._has_own_losses |= self._adds_training
-        tried = functools.cache(lambda: self._tried(model))
+        tried, where = functools.cache(lambda: self._tried(model)), defined_at(self._build)
         added = self._added if self._has_own_losses or self.in_layers else None
-        where = defined_at(self._build)
         self._gathers, self.takes_real_rows, self.divides_rows = keras_losses.place(
             model, self._reduced, added, tried, where, place, self.counts_rows or bool(self.in_layers)
         )
@@ -236,15 +234,14 @@ class KerasTask(Task):
         where += ": metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
             self.divides_rows |= place.leaves_padding_out and not (self._gathers or self._of_batch)
-            if self._of_batch or not self.has_no_padding:
+            if self._of_batch or not place.gives_real_rows(self.divides_rows):
                 raise UsageError(
                     f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
                     "(train.jit_compile, --engine=pjrt, a TPU): have it use sample_weight, or all batches whole"
                 )
-        whole = keras_metrics.of_whole_batches(model, self._folds)
-        names = [*whole.values(), *self._of_batch]
-        is_apart = (compiled and not (place.divides_rows and not place.pads)) or whole.keys() & self.in_layers
-        if names and (microbatches > 1 or (is_apart and num_replicas > 1)):
+        names = [*(whole := keras_metrics.of_whole_batches(model, self._folds)).values(), *self._of_batch]
+        apart = num_replicas > 1 and ((compiled and not place.gives_real_rows()) or whole.keys() & self.in_layers)
+        if names and (microbatches > 1 or apart):
             raise UsageError(
                 f"{where} {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
                 f"works neither with train.microbatches > 1 (it is {microbatches}) nor, where a layer updates it or "
@@ -258,8 +255,7 @@ class KerasTask(Task):
 
     def _tried(self, model: keras.Model) -> keras_metrics.Batch:
         x, y, weight = self.first_batch()
-        are_weighted = self._class_weight or any(one.pack(one.example())[2] is not None for one in self._opened()[1])
-        if weight is None and are_weighted:  # those to validate on
+        if weight is None and (self._class_weight or any(one.has_weights for one in self._opened()[1])):
             weight = tf.linspace(0.5, 1.5, len(keras.tree.flatten(x)[0]))
         with kept_states(model):
             return x, y, answers(model, x), weight
@@ -278,11 +274,6 @@ class KerasTask(Task):
         structures = self._opened()[1]
         keys = batch.keys() - {WEIGHT}
         return next((one for one in structures if set(one.shapes) == keys), structures[0])
-
-    @property
-    def has_no_padding(self) -> bool:
-        """Whether a runtime that can leave rows of weight 0 out gives none but in a replica that has no others."""
-        return self._place.divides_rows and (self.divides_rows or not self._place.pads)
 
     def notes(self, model: keras.Model, accelerator: str) -> list[str]:
         """Notes of what the order of the examples rests on, and of what is computed otherwise than by Keras."""
@@ -358,7 +349,8 @@ class KerasTask(Task):
             loss, metrics = self._own.evaluated(self._rows(batch, training=False), num_real)
             return loss, num_real, metrics
         x, y, sample_weight = self._packed(batch)
-        is_real = (self.takes_real_rows and real.shape[0] is None) or (xla.is_compiling() and self.has_no_padding)
+        is_real = self.takes_real_rows and real.shape[0] is None
+        is_real |= xla.is_compiling() and self._place.gives_real_rows(self.divides_rows)
         compiled = (self._place.compiled or xla.is_compiling()) and not is_real
         count = tf.maximum(tf.cast(num_real, tf.int32), 1)  # the mean of no rows is none: one, which weighs nothing
         bounds = tf.constant([0]), count[tf.newaxis], tf.constant([1])
@@ -391,10 +383,10 @@ class KerasTask(Task):
             x, y, outputs, weights = judged = tuple(rows(part) for part in together)
         own = [keras_losses.summed(one, real, num_real) if one.shape.rank else one for one in model.losses]
         takes_whole_batches = bool(self._of_batch) or any(fold.whole for fold in self._folds)
-        gathers, parts, num_everywhere = context is not None and self._gathers, together, num_real
+        gathers, num_everywhere = context is not None and self._gathers, num_real
+        parts = judged if compiled else together
         if context is not None and (takes_whole_batches or gathers):
             needs_x = keras_metrics.is_overridden(model) or keras_metrics.is_overridden(model, "compute_loss")
-            parts = judged if compiled else together
             parts = keras_metrics.of_all_replicas(parts, real, needs_x=needs_x, padded=compiled or is_real)
             num_everywhere = sum_over_replicas(num_real)
         factor, left = None, list[tf.Tensor]()
