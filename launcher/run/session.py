@@ -94,7 +94,7 @@ def build_on(runtime: Runtime, plan: RunPlan) -> Session:
         _check_one_copy(plan, [*assigns, *statistics.seed_states(model)])
     of_batches = statistics_of(plan, model, assigns)
     jit = plan.jit_compile and not runtime.traits.compiles
-    divides = runtime.traits.divides_rows
+    divides = runtime.traits.divides_rows or plan.strategy.runtime.compiles  # that is lowered here alone
     place = Place(plan.strategy.num_replicas, plan.microbatches, plan.is_compiled, jit, plan.pads, divides)
     recipe.task.placed(place)
     if recipe.penalty is not None:

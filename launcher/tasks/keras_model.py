@@ -231,21 +231,20 @@ class KerasTask(Task):
             return
         self._folds = keras_metrics.folds(model, tried(), self._of_loss, calls=bool(self.in_layers))
         self._of_batch = keras_metrics.of_one_batch(model, tried())
-        where += ": metric"
         if compiled and (names := [*keras_metrics.ignores_weights(model, tried()), *self._of_batch]):
             self.divides_rows |= place.leaves_padding_out and not (self._gathers or self._of_batch)
             if self._of_batch or not place.gives_real_rows(self.divides_rows):
                 raise UsageError(
-                    f"{where} {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
+                    f"{where}: metric {names[0]!r} counts rows of weight 0, which fill up a short batch under XLA "
                     "(train.jit_compile, --engine=pjrt, a TPU): have it use sample_weight, or all batches whole"
                 )
         names = [*(whole := keras_metrics.of_whole_batches(model, self._folds)).values(), *self._of_batch]
         apart = num_replicas > 1 and ((compiled and not place.gives_real_rows()) or whole.keys() & self.in_layers)
         if names and (microbatches > 1 or apart):
             raise UsageError(
-                f"{where} {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: that "
-                f"works neither with train.microbatches > 1 (it is {microbatches}) nor, where a layer updates it or "
-                "under XLA (by --engine=pjrt, where a batch is short), on several replicas"
+                f"{where}: metric {names[0]!r} does not add up over the rows of a batch, so it needs the whole batch: "
+                f"that works neither with train.microbatches > 1 (it is {microbatches}) nor, where a layer updates it "
+                "or under XLA (by --engine=pjrt, where a batch is short), on several replicas"
             )
 
     def _added(self, batch: keras_metrics.Batch) -> tf.Tensor:
