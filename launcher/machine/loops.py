@@ -1,6 +1,6 @@
 """How often loops turn, where constants alone say it: of no other loop does XLA keep what a gradient needs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,15 +35,34 @@ def _turns(loop: Any, body: Any) -> int | None:
         more = {place for one in wanted - {None} for place in _given(body, after[one])}
     if None in wanted or any([*_given(loop.graph, loop.inputs[one])] for one in wanted):
         return None
-    with tf.compat.v1.Session(graph=loop.graph) as before:
-        values = before.run({one: loop.inputs[one].name for one in wanted})
-    with tf.compat.v1.Session(graph=condition) as asks, tf.compat.v1.Session(graph=body) as turns:
-        for count in range(_MOST_TURNS):
-            if not asks.run(goes_on, {condition.inputs[one].name: value for one, value in values.items()}):
-                return count
-            given = {body.inputs[one].name: value for one, value in values.items()}
-            values = turns.run({one: after[one] for one in values}, given)
+    places = [*wanted]
+    values = _run_here([loop.inputs[one] for one in places])({})
+    asks, turn = _run_here([goes_on]), _run_here([after[one] for one in places])
+    for count in range(_MOST_TURNS):
+        if not asks({condition.inputs[one].op.name: value for one, value in zip(places, values, strict=True)})[0]:
+            return count
+        values = turn({body.inputs[one].op.name: value for one, value in zip(places, values, strict=True)})
     return None
+
+
+def _run_here(outputs: Sequence[tf.Tensor]) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """What computes outputs of a graph by the values of its inputs' names, whatever device they are meant for."""
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
+    found, left = dict[str, Any](), [one.op for one in outputs]
+    while left:
+        if (one := left.pop()).name not in found:
+            found[one.name] = node = definition.node.add()
+            node.CopyFrom(one.node_def)
+            node.device = ""
+            node.attr.pop("_class", None)  # beside what it is placed
+            left += [before.op for before in one.inputs]
+    copy = tf.Graph()
+    with copy.as_default():
+        tf.import_graph_def(definition, name="")
+    session = tf.compat.v1.Session(graph=copy)
+    names = [one.name for one in outputs]
+    return lambda given: session.run(names, {f"{name}:0": given[name] for name in found.keys() & given.keys()})
 
 
 def _made(output: tf.Tensor) -> tf.Tensor:
@@ -60,5 +79,7 @@ def _given(graph: Any, tensor: tf.Tensor) -> Iterator[int | None]:
             continue
         found.add(one)
         left += [before.op for before in one.inputs]
-        if one in places or one.op_def.is_stateful or one.control_inputs or not (one.inputs or one.type == "Const"):
+        calls = any(attr.WhichOneof("value") == "func" for attr in one.node_def.attr.values())
+        is_other = calls or one.op_def.is_stateful or one.control_inputs or not (one.inputs or one.type == "Const")
+        if one in places or is_other:
             yield places.get(one)
