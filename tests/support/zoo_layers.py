@@ -164,7 +164,7 @@ def drawing() -> Iterable[tuple[str, Kind]]:
         "RandomColorDegeneration": lambda: L.RandomColorDegeneration(0.5),
         "RandomColorJitter": lambda: L.RandomColorJitter(brightness_factor=0.2),
         "RandomContrast": lambda: L.RandomContrast(0.2),
-        "RandomCrop": lambda: L.RandomCrop(6, 6),
+        "RandomCrop": lambda: lambda x: L.Resizing(8, 8)(L.RandomCrop(6, 6)(x)),  # not cropped to evaluate
         "RandomElasticTransform": lambda: L.RandomElasticTransform(),
         "RandomErasing": lambda: L.RandomErasing(),
         "RandomFlip": lambda: L.RandomFlip(),
