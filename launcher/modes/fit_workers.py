@@ -1,7 +1,7 @@
 """`launcher.fit(..., workers=N)`: the call is sent to workers of `launcher.launch`, as a program in the run's folder.
 
-Functions and classes of a notebook's cells go by value, by cloudpickle; what modules hold goes by name. The text of the
-cells goes with them: AutoGraph reads it, and messages name the cell.
+Functions and classes of a program or of a notebook's cells go by value, by cloudpickle; what modules hold goes by name.
+The text of the program and the cells goes with them: AutoGraph reads it, and messages name the file or the cell.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_private import forget_names
 
 FOLDER, _PROGRAM, _CALL, _HISTORY = "program", "program.py", "call.pkl", "history.json"
+_SENT = "sent"  # in place of a file's name
 _TEXT = """\
 # Written by launcher.fit(..., workers=N) for its workers. call.pkl is Python: run it where you trust who wrote it.
 import launcher
@@ -86,7 +87,7 @@ def received(program: str) -> dict[str, Any]:
     with Path(program).with_name(_CALL).open("rb") as file:
         sent = pickle.load(file)
         sys.path += [place for place in sent["path"] if place not in sys.path]
-        linecache.cache |= {name: (len(lines), None, lines, name) for name, lines in sent["cells"].items()}
+        linecache.cache |= {name: (len(lines), None, lines, name) for name, lines in sent["texts"].items()}
         return dict(pickle.load(file))
 
 
@@ -114,9 +115,11 @@ def _write(call: Mapping[str, Any], folder: Path) -> Path:
         ) from error
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _HISTORY).unlink(missing_ok=True)
-    cells = {name: linecache.getlines(name) for name in [*linecache.cache] if notebook.is_cell(name)}
+    own = getattr(sys.modules["__main__"], "__file__", None)  # the program, as it is now
+    names = [name for name in (*linecache.cache, own) if name and (name == own or notebook.is_cell(name))]
+    texts = {name: linecache.getlines(name) for name in names}
     with open(os.open(folder / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump({"path": [place for place in sys.path if place], "cells": cells}, file)
+        pickle.dump({"path": [place for place in sys.path if place], "texts": texts}, file)
         file.write(content.getbuffer())
     program = folder / _PROGRAM
     program.write_text(_TEXT, encoding="utf-8")
@@ -130,17 +133,17 @@ def _pickle(value: Any, file: IO[bytes]) -> None:
         raise UsageError(f"fit: workers=N needs cloudpickle: {installation.command('notebook')}") from None
 
     class Pickler(cloudpickle.Pickler):
-        """Keeps the names of cells in the code of functions, which cloudpickle 3.1 replaces."""
+        """Keeps the names of files and cells in the code of functions, which cloudpickle 3.1 replaces."""
 
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, types.CodeType) and notebook.is_cell(obj.co_filename):
-                return _of_cell, (obj.replace(co_filename="a cell"), obj.co_filename)
+            if isinstance(obj, types.CodeType) and obj.co_filename != _SENT:
+                return _of_file, (obj.replace(co_filename=_SENT), obj.co_filename)
             return super().reducer_override(obj)
 
     Pickler(file).dump(value)
 
 
-def _of_cell(code: types.CodeType, name: str) -> types.CodeType:
+def _of_file(code: types.CodeType, name: str) -> types.CodeType:
     return code.replace(co_filename=name)
 
 

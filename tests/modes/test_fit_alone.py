@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from places import PYTHONPATH
 
 import launcher
 from launcher.errors import EXIT_DONE, UsageError
@@ -241,3 +242,22 @@ def test_a_line_an_epoch_is_shown_and_its_speed_is_that_of_steps(tmp_path, capsy
     assert [
         line.split()[0] for line in brief if not line.startswith(("completed", "best", "time", "report", "model."))
     ] == ["epoch"] * 2
+
+
+MISTAKEN = """
+import launcher
+
+def build():
+    return undefined
+
+if __name__ == "__main__":
+    launcher.fit(build, ([[0.0]], [[0.0]]), batch_size=1, workers=1, model_dir="run")
+"""
+
+
+def test_a_mistake_of_the_program_is_named_by_its_line_where_workers_are_sent_it(run_launcher, tmp_path):
+    (tmp_path / "mine.py").write_text(MISTAKEN)
+    done = run_launcher(module="mine", cwd=tmp_path, env={"PYTHONPATH": PYTHONPATH})
+    assert done.returncode == 64
+    assert "mine.py line 5, in build(): NameError: name 'undefined' is not defined" in done.stderr
+    assert "Traceback" not in done.stderr
