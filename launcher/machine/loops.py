@@ -46,7 +46,7 @@ def _turns(loop: Any, body: Any) -> int | None:
 
 
 def _run_here(outputs: Sequence[tf.Tensor]) -> Callable[[Mapping[str, Any]], list[Any]]:
-    """What computes outputs of a graph by the values of its inputs' names, whatever device they are meant for."""
+    """What computes outputs of a graph by the values of its inputs' names on this CPU, whatever device they are for."""
     definition = tf.compat.v1.GraphDef()
     definition.versions.producer = tf.version.GRAPH_DEF_VERSION
     found, left = dict[str, Any](), [one.op for one in outputs]
@@ -60,7 +60,7 @@ def _run_here(outputs: Sequence[tf.Tensor]) -> Callable[[Mapping[str, Any]], lis
     copy = tf.Graph()
     with copy.as_default():
         tf.import_graph_def(definition, name="")
-    session = tf.compat.v1.Session(graph=copy)
+    session = tf.compat.v1.Session(graph=copy, config=tf.compat.v1.ConfigProto(device_count={"GPU": 0}))
     names = [one.name for one in outputs]
     return lambda given: session.run(names, {f"{name}:0": given[name] for name in found.keys() & given.keys()})
 

@@ -39,7 +39,7 @@ from launcher.tasks.keras_model import KerasTask
 from launcher.tasks.keras_private import forget_names
 
 FOLDER, _PROGRAM, _CALL, _HISTORY = "program", "program.py", "call.pkl", "history.json"
-_SENT = "sent"  # in place of a file's name
+_SENT = "sent"  # in place of a file's name, which `_of_cell`, as calls that are stored know it, puts back
 _TEXT = """\
 # Written by launcher.fit(..., workers=N) for its workers. call.pkl is Python: run it where you trust who wrote it.
 import launcher
@@ -87,7 +87,7 @@ def received(program: str) -> dict[str, Any]:
     with Path(program).with_name(_CALL).open("rb") as file:
         sent = pickle.load(file)
         sys.path += [place for place in sent["path"] if place not in sys.path]
-        linecache.cache |= {name: (len(lines), None, lines, name) for name, lines in sent["texts"].items()}
+        linecache.cache |= {name: (len(lines), None, lines, name) for name, lines in sent["cells"].items()}
         return dict(pickle.load(file))
 
 
@@ -119,7 +119,7 @@ def _write(call: Mapping[str, Any], folder: Path) -> Path:
     names = [name for name in (*linecache.cache, own) if name and (name == own or notebook.is_cell(name))]
     texts = {name: linecache.getlines(name) for name in names}
     with open(os.open(folder / _CALL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        pickle.dump({"path": [place for place in sys.path if place], "texts": texts}, file)
+        pickle.dump({"path": [place for place in sys.path if place], "cells": texts}, file)
         file.write(content.getbuffer())
     program = folder / _PROGRAM
     program.write_text(_TEXT, encoding="utf-8")
@@ -137,13 +137,13 @@ def _pickle(value: Any, file: IO[bytes]) -> None:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, types.CodeType) and obj.co_filename != _SENT:
-                return _of_file, (obj.replace(co_filename=_SENT), obj.co_filename)
+                return _of_cell, (obj.replace(co_filename=_SENT), obj.co_filename)
             return super().reducer_override(obj)
 
     Pickler(file).dump(value)
 
 
-def _of_file(code: types.CodeType, name: str) -> types.CodeType:
+def _of_cell(code: types.CodeType, name: str) -> types.CodeType:
     return code.replace(co_filename=name)
 
 

@@ -71,6 +71,7 @@ def lent(model: keras.Model, arrays: Mapping[str, Source]) -> Iterator[None]:
             before[name] = value_of(own)
             variable.assign(lending)
     try:
+        refresh(model)
         yield
     finally:
         put(model, before)

@@ -174,11 +174,9 @@ def of_words(words="abc", boundaries=(0.5,), mean=1.0, given=False):
 def test_words_boundaries_and_means_that_are_others_are_refused_by_their_layers_name(tmp_path):
     folder, y = str(tmp_path / "run"), np.ones((4, 1), np.float32)
     x = {"word": np.array([["a"], ["b"], ["c"], ["a"]], object), "size": np.arange(4, dtype=np.float32)[:, None]}
-    settings = {"batch_size": 4, "model_dir": folder}
-    launcher.fit(of_words, x, y, **settings)
+    launcher.fit(of_words, x, y, batch_size=4, model_dir=folder)
     for path in (folder, f"{folder}/model.keras"):
-        for given in (True, False):
-            assert start_weights.read(StartFrom(path=path), of_words(given=given), None).weights
+        assert all(start_weights.read(StartFrom(path=path), of_words(given=one), None).weights for one in (True, False))
         for name, changed in (
             (r"words/vocabulary is \['c', 'b', 'a'\]", {"words": "cba"}),
             (r"split/bin_boundaries is \[2\], and was \[0.5\]", {"boundaries": (2.0,)}),
@@ -186,10 +184,9 @@ def test_words_boundaries_and_means_that_are_others_are_refused_by_their_layers_
         ):
             with pytest.raises(UsageError, match=name):
                 start_weights.read(StartFrom(path=path), of_words(**changed), None)
-        allowed = StartFrom(path=path, allow_missing=("words/vocabulary",))
-        assert start_weights.read(allowed, of_words("cba"), None).weights
+        start_weights.read(StartFrom(path=path, allow_missing=["words/vocabulary"]), of_words("cba"), None)
     with pytest.raises(UsageError, match=r"StringLookup 1.vocabulary: \['a', 'b', 'c'\] then, \['c', 'b', 'a'\] now"):
-        launcher.fit(lambda: of_words("cba"), x, y, **settings)
+        launcher.fit(lambda: of_words("cba"), x, y, batch_size=4, model_dir=folder)
 
 
 def normalized(adapted=True):

@@ -159,10 +159,10 @@ def _read(start: StartFrom) -> _Source:
     assert start.path is not None
     if not tf.io.gfile.isdir(start.path):
         weights, (layers, note) = weight_files.read(start.path), weight_files.told(start.path)
-        told = [(f"{kind}.{name}", value) for kind, config in layers for name, value in config.items()]
+        given = [(f"{kind}.{name}", value) for kind, config in layers for name, value in config.items()]
         texts = [
             (name, text_of([*map(str, value)] if name.endswith("vocabulary") else value))
-            for name, value in told
+            for name, value in given
             if _MEANING.fullmatch(name) and (isinstance(value, list) or not name.endswith("vocabulary"))
         ]
         return _Source(start.path, not start.path.endswith(".safetensors"), weights, [], texts, note)
